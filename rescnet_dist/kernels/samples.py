@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rescnet_dist.errors import DataError, SingularError
-from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module
+from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module, on_gpu
 from rescnet_dist.kernels.backend import get_operations
 from rescnet_dist.kernels.discriminant import FeatureMoments
 from rescnet_dist.kernels.solving import inverse_deviations
@@ -280,7 +280,7 @@ class GaussianKernel:
         Parameters
         ----------
         features : ndarray of shape (n, D)
-            The features of the images. They are standardized once.
+            The features of the images; in the memory of the host, they are standardized once.
         others : iterable of (ndarray of shape (m, D), ndarray of float32, shape (m, C))
             The features and weights of others.
 
@@ -290,18 +290,30 @@ class GaussianKernel:
             The products.
         """
         xp, operations = get_array_module(features), get_operations(features)
-        left = self.scaling(features)
-        left_squares = (left * left).sum(axis=1)[:, None]
+        # A GPU has no memory for a second copy, and standardizes panels faster than it multiplies.
+        whole = None if on_gpu(features) else self._standardize(features)
         for other, weights in others:
-            weights, right = asarray_like(weights, features), self.scaling(other)
-            right_squares, step = (right * right).sum(axis=1), self._panel_rows(len(right))
-            totals = xp.empty((len(left), weights.shape[1]), np.float32)
-            for start in range(0, len(left), step):
+            weights, (right, right_squares) = (
+                asarray_like(weights, features),
+                self._standardize(other),
+            )
+            totals = xp.empty((len(features), weights.shape[1]), np.float32)
+            step = self._panel_rows(len(right))
+            for start in range(0, len(features), step):
                 rows = slice(start, start + step)
-                products = operations.multiply_rows(left[rows], right)
-                kernel = self._apply(products, left_squares[rows], right_squares)
+                if whole is None:
+                    left, squares = self._standardize(features[rows])
+                else:
+                    left, squares = (part[rows] for part in whole)
+                products = operations.multiply_rows(left, right)
+                kernel = self._apply(products, squares[:, None], right_squares)
                 totals[rows] = kernel @ weights
             yield totals
+
+    def _standardize(self, features: Array) -> tuple[Array, Array]:
+        """Return the standardized features (n, D), and their squared norms (n,)."""
+        rows = self.scaling(features)
+        return rows, (rows * rows).sum(axis=1)
 
     def _panel_rows(self, columns: int) -> int:
         """Return the number of rows of a kernel with these columns that are computed at a time."""

@@ -19,10 +19,17 @@ from rescnet_dist.data import (
     describe_altered_images,
     read_rows,
 )
-from rescnet_dist.errors import CorruptDataError
+from rescnet_dist.errors import CorruptDataError, StorePermissionError, StoreReadError
 from rescnet_dist.model.forward import check_sample_count
 from rescnet_dist.spec import AugmentSpec
-from rescnet_dist.store import Location, RunStore, checksum, read_region, write_region
+from rescnet_dist.store import (
+    Location,
+    RunStore,
+    StoredArray,
+    checksum,
+    read_region,
+    write_region,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -163,7 +170,7 @@ class SavedImages(TrainingImages):
         starts, stop = range(0, count, step), count if stop is None else stop
         if len(self.checksums) != len(starts):
             raise CorruptDataError(
-                f"{self.location.url} is damaged: {PATH} has {len(starts)} chunks, of which "
+                f"{self.location} is damaged: {PATH} has {len(starts)} chunks, of which "
                 f"{len(self.checksums)} have checksums. Restore it from a copy, or save the "
                 "network again."
             )
@@ -174,7 +181,7 @@ class SavedImages(TrainingImages):
                 chunk = read_region(array, first, min(first + step, count), expected)
             except CorruptDataError as error:
                 raise CorruptDataError(
-                    f"{self.location.url} is damaged. {error} Restore it from a copy, or save the "
+                    f"{self.location} is damaged. {error} Restore it from a copy, or save the "
                     "network again."
                 ) from None
             yield chunk[max(0, start - first) : stop - first]
@@ -205,7 +212,7 @@ class RunImages(TrainingImages):
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Array]:
         """Yield the images and their copies chunk by chunk; raise CorruptDataError if altered."""
         run, stop = RunStore(self.location), self.table.rows if stop is None else stop
-        (images, offset), checksums = run.images(), run.checksums(0).get("data/images", ())
+        (images, offset), checksums = self._open(run), run.checksums(0).get("data/images", ())
         before = 0  # training images
         for number, rows in enumerate(self._iter_rows(run)):
             first, before = before, before + int(rows.train.sum())
@@ -219,8 +226,21 @@ class RunImages(TrainingImages):
             try:
                 chunk = read_region(images, offset + lowest, offset + highest, expected, change)
             except CorruptDataError as error:
-                raise describe_altered_images(error, self.augment, self._remedy) from None
+                remedy = self._describe_remedy(run)
+                raise describe_altered_images(error, self.augment, remedy) from None
             yield chunk[rows.train][max(0, start - first) : stop - first]
+
+    def _open(self, run: RunStore) -> tuple[StoredArray, int]:
+        """Open the images; see `RunStore.images`."""
+        try:
+            return run.images()
+        except StorePermissionError:
+            raise
+        except StoreReadError as error:
+            raise StoreReadError(
+                "The network compares images with its training images, which are not there. "
+                f"{error} {self._describe_remedy(run)}"
+            ) from None
 
     def _iter_rows(self, run: RunStore) -> Iterator[Rows]:
         """Yield the rows of each chunk of the run."""
@@ -236,10 +256,12 @@ class RunImages(TrainingImages):
         mask = read_region(train, *self.table.image_range(block), expected)
         return RowBlock.of(self.table, block, np.zeros(len(mask), np.int64), mask)
 
-    @property
-    def _remedy(self) -> str:
-        """What to do about images that are not those that were committed."""
-        remedy = "Restore the data that the network was trained on, or train again."
+    def _describe_remedy(self, run: RunStore) -> str:
+        """Return what to do about images that are not those that were committed."""
+        remedy = (
+            f"Restore the data at {run.images_url}, which the network was trained on, or train "
+            "again. A network that was saved before the data changed has its training images."
+        )
         if self.augment.copies:
-            remedy += " A network that is saved where it was trained has all copies."
+            remedy += " If it was saved where it was trained, it has all copies."
         return remedy

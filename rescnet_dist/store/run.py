@@ -184,6 +184,12 @@ class RunStore:
             return source.open_array(reference["path"]), reference.get("start", 0)
         return self._open("data/images"), 0
 
+    @property
+    def images_url(self) -> str:
+        """URL of the original images, without secrets: of the run, or the data it refers to."""
+        reference = self.attributes().get("images")
+        return str(Location(reference["url"]) if reference else self.location)
+
     def _create(self, path: str, *arguments: Any, compress: bool) -> None:
         """Create an array of the run, replacing any; see `Location.create_array`."""
         self.location.create_array(path, *arguments, compress=compress)

@@ -44,7 +44,6 @@ from tests.patch_statistics import patch_statistics
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = {"float32": 2e-5, "split": 2e-5, "half": 3e-3}  # relative error by matmul_precision
-ALL = slice(None)
 GPU_RUN = RunSpec(array_backend="cupy", validation=0.2, checkpoint_every=2)
 SPEC = NetworkSpec.preset("digits").replace(
     filters=8, first_filter_size=5, max_layers=5, learning_rate=0.4
@@ -600,10 +599,13 @@ def test_kernel_ridge_equals_that_of_the_cpu(
         for part in np.array_split(np.arange(count), 3):
             own = xp.asarray(features[part]), xp.asarray(targets[part].astype(np.float32))
             samples = samples.fold(int(part[0]), *own, train[part])
-        arrays = head.fit(samples, 3)
+        arrays = head.fit_samples(samples, 3)
         rows = xp.asarray(features)
-        compared = head.compare(arrays, rows[:50], rows[xp.asarray(np.flatnonzero(train))], ALL)
-        return [backend.get(values) for values in (*arrays.values(), compared)]
+        trained = rows[xp.asarray(np.flatnonzero(train))]
+        blocks = [(slice(0, 100), trained[:100]), (slice(100, None), trained[100:])]
+        compared = sum(head.compare(arrays, rows[:50], blocks))
+        bound = xp.asarray(head.bound(arrays))
+        return [backend.get(values) for values in (*arrays.values(), compared, bound)]
 
     with Backend("cupy", matmul_precision).working():
         for found, expected in zip(fit_head(backend.xp), fit_head(np), strict=True):

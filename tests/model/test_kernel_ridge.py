@@ -20,7 +20,7 @@ import rescnet_dist as rd
 from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec, SpecError
 from rescnet_dist.cluster import Workers
 from rescnet_dist.dashboard.report import make_report
-from rescnet_dist.errors import CorruptDataError, StoreError, WorkersTooSmallError
+from rescnet_dist.errors import CorruptDataError, StoreError, StoreReadError, WorkersTooSmallError
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.network import scoring, training_images
 from rescnet_dist.network.network import Network
@@ -215,6 +215,28 @@ def test_damaged_training_images_are_noticed(
     with pytest.raises(CorruptDataError, match=r"Rows 70 to 140"):
         clf.save(tmp_path / "again")
     assert not (tmp_path / "again").exists()
+
+
+def test_changed_data_are_named(client: Client, tmp_path: Path) -> None:
+    """Images of a dataset that were altered, removed or moved; images added later do no harm."""
+    data, network = tmp_path / "data.zarr", SPEC.replace(max_layers=1)
+    np.savez(tmp_path / "more.npz", images=X, labels=Y)
+    np.savez(tmp_path / "images.npz", images=X[:200], labels=Y[:200])
+    rd.import_dataset(tmp_path / "images.npz", data)
+    options = RunSpec(chunk_images=70, validation=0.2)
+    clf = ResCNetClassifier(network, run=options, store=tmp_path / "run", random_state=0).fit(data)
+    expected = clf.decision_function(X[:5])
+    shutil.rmtree(data)
+    rd.import_dataset(tmp_path / "more.npz", data)
+    assert np.array_equal(rd.load(tmp_path / "run").decision_function(X[:5]), expected)
+    zarr.open_array(data / "images", mode="r+")[80] = 1
+    message = rf"Rows 70 to 140 of images .* Restore the data at {data}, .*, or train again"
+    with pytest.raises(CorruptDataError, match=message):
+        rd.load(tmp_path / "run").predict(X[:5])
+    shutil.rmtree(data)
+    message = rf"compares images with its training images, .* Restore the data at {data}"
+    with pytest.raises(StoreReadError, match=message):
+        rd.load(tmp_path / "run").predict(X[:5])
 
 
 def test_as_many_training_images_as_weights(client: Client, tmp_path: Path) -> None:
