@@ -381,8 +381,8 @@ def sum_unit(bound: float) -> float:
     --------
     >>> unit = sum_unit(3.0)
     >>> a, b, c = (round_to_unit(np.float32(x), unit) for x in (0.1, 0.7, -0.3))
-    >>> (a + b) + c == a + (b + c)
-    True
+    >>> float((a + b) + c - (a + (b + c)))
+    0.0
     """
     _, exponent = math.frexp(max(bound, SMALLEST_BOUND))
     return math.ldexp(1.0, exponent + 1 - SUM_BITS)  # twice the bound, as products are rounded

@@ -171,9 +171,10 @@ def start_driver(gate: Gate) -> Iterator[Callable[..., Future[Any]]]:
 
 
 def read_claims(url: str) -> list[dict[str, Any]]:
-    """Return all claim records at a location."""
+    """Return all claim records at a location; files that are being written are none."""
     location = Location.of(url) / "claims"
-    return [(location / name).read_json() for name in location.names()]
+    names = (name for name in location.names() if name.endswith(".json"))
+    return [(location / name).read_json() for name in names]
 
 
 def rewrite_claim(url: str, **changes: Any) -> None:
