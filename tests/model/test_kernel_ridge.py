@@ -239,6 +239,16 @@ def test_changed_data_are_named(client: Client, tmp_path: Path) -> None:
         rd.load(tmp_path / "run").predict(X[:5])
 
 
+def test_chunks_to_predict_are_whole_tasks(client: Client, tmp_path: Path) -> None:
+    """Fewer images at a time would run the training images forward more often."""
+    spec = SPEC.replace(max_layers=1)
+    compared = train(tmp_path / "run", spec).network_
+    linear = train(tmp_path / "linear", spec.replace(head="regress")).network_
+    assert compared.chunk_images(10, 4) == compared.batch_images > 10
+    assert linear.chunk_images(10, 4) == 3 < linear.batch_images
+    assert linear.chunk_images(10**9, 4) == linear.batch_images
+
+
 def test_as_many_training_images_as_weights(client: Client, tmp_path: Path) -> None:
     """Neither fewer nor more are compared or saved."""
     network = train(tmp_path / "run").network_
