@@ -32,7 +32,8 @@ from rescnet_dist.spec import NetworkSpec
 from rescnet_dist.store import Location, read_region, write_region
 
 PRODUCT_SIZE = 1536  # rows and columns of the scatter matrix that is timed
-FACTOR_SIZE = 3072  # rows and columns of the matrix whose factorization is timed
+FACTOR_SIZES = (512, 1024, 2048, 4096)  # rows and columns of matrices whose factorization is timed
+FACTOR_SECONDS = 0.05  # of a factorization, after which no larger matrix is timed
 SAMPLE_SECONDS = 1.0  # of computing on images on each slot, approximately
 STORE_SAMPLE_BYTES = 16 * 2**20  # written and read once
 PASS_OVERHEAD_SECONDS = 1.0  # of scheduling, opening and committing
@@ -177,7 +178,8 @@ def calibrate(
     ]
     product_rate = float(np.mean(client.gather(product_tasks)))
     threads = workers.machine_threads
-    factor_rate = client.submit(_measure_factor_rate, threads, pure=False).result()
+    size = problem.images if spec.head.fits_samples else problem.features(spec)
+    factor_rate = client.submit(_measure_factor_rate, size, threads, pure=False).result()
     write_rate, read_rate = float("inf"), float("inf")
     if store is not None:
         write_rate, read_rate = client.submit(_measure_store_rates, store, pure=False).result()
@@ -267,13 +269,23 @@ def _measure_product_rate(seed: int) -> float:
         return 256 * PRODUCT_SIZE**2 / min(_time(run) for _ in range(3))
 
 
-def _measure_factor_rate(threads: int) -> float:
-    """Measure the operations per second, D³/3, of a Cholesky factorization."""
-    matrix = np.asarray(np.eye(FACTOR_SIZE) * FACTOR_SIZE + 1.0, np.float32, order="F")
+def _measure_factor_rate(size: int, threads: int) -> float:
+    """Measure the operations per second, D³/3, of a Cholesky factorization, D at most `size`.
+
+    Matrices grow until one takes long enough to be timed: on cores that others use, BLAS threads
+    wait for each other, and large matrices would take seconds.
+    """
+    rate = 0.0
     with blas_threads(threads):
-        cholesky(matrix.copy(order="F"))
-        seconds = [_time(partial(cholesky, matrix.copy(order="F"))) for _ in range(2)]
-        return FACTOR_SIZE**3 / 3 / min(seconds)
+        for side in (min(side, size) for side in FACTOR_SIZES):
+            matrix = np.ones((side, side), np.float32, order="F")
+            np.einsum("ii->i", matrix)[...] += side
+            # The first factorization may start threads.
+            seconds = min(_time(partial(cholesky, matrix.copy(order="F"))) for _ in range(2))
+            rate = side**3 / 3 / seconds
+            if side == size or seconds > FACTOR_SECONDS:
+                break
+    return rate
 
 
 def _measure_store_rates(url: str) -> tuple[float, float]:
