@@ -3,7 +3,7 @@
 from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.model.bank import BankPart, Tower
 from rescnet_dist.model.calibration import Calibration
-from rescnet_dist.model.components import Component, FeatureExtractor, FilterLearner, Head
+from rescnet_dist.model.components import Component, FeatureExtractor, FilterLearner
 from rescnet_dist.model.filter_group import FilterGroup
 from rescnet_dist.model.forward import (
     State,
@@ -21,6 +21,7 @@ from rescnet_dist.model.growth import (
     fit_head,
     fit_image_scale,
 )
+from rescnet_dist.model.head import Head
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
 from rescnet_dist.model.observation import NoStatistics, Observation, Statistics
 from rescnet_dist.model.pixels import layer_pixels, put_views, raw_pixels

@@ -19,9 +19,10 @@ import numpy as np
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels.arrays import Array, get_array_module, on_gpu
 from rescnet_dist.model.bank import BankPart, Tower
-from rescnet_dist.model.components import FeatureExtractor, FilterLearner, Head, check_side
+from rescnet_dist.model.components import FeatureExtractor, FilterLearner, check_side
 from rescnet_dist.model.each_channel import EachChannel
 from rescnet_dist.model.filter_group import FilterGroup
+from rescnet_dist.model.head import Head
 from rescnet_dist.model.view import View
 
 SLAB_BYTES = 4 * 2**20  # size of the maps and images in float32 processed at a time, for the cache

@@ -13,7 +13,7 @@ from rescnet_dist.kernels.arrays import Array, asarray_like, contiguous_copy, ge
 from rescnet_dist.kernels.samples import round_to_unit, sum_unit
 from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.model.bank import Tower
-from rescnet_dist.model.components import SampleHead
+from rescnet_dist.model.head import SampleHead
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale, Layer
 from rescnet_dist.model.pixels import layer_pixels
 

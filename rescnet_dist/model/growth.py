@@ -13,8 +13,8 @@ from rescnet_dist.kernels import FeatureMoments, Whitening, min_max_scale, to_ho
 from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module
 from rescnet_dist.kernels.samples import FeatureSamples
 from rescnet_dist.model.architecture import Architecture
-from rescnet_dist.model.components import SampleHead
 from rescnet_dist.model.forward import State, TrainingRows, advance, layer_input, zero_scores
+from rescnet_dist.model.head import SampleHead
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale
 from rescnet_dist.model.observation import Observation
 from rescnet_dist.model.pixels import NO_ARRAYS, layer_pixels

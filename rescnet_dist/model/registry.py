@@ -10,7 +10,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from rescnet_dist.errors import SpecError, suggest_name
-from rescnet_dist.model.components import Component, FeatureExtractor, FilterLearner, Head
+from rescnet_dist.model.components import Component, FeatureExtractor, FilterLearner
+from rescnet_dist.model.head import Head
 from rescnet_dist.model.view import View
 
 # Keys next to the options of a component in TOML

@@ -24,7 +24,7 @@ from rescnet_dist.export import DEFAULT_OPSET, ExportedNetwork
 from rescnet_dist.formatting import html_table
 from rescnet_dist.kernels import Backend
 from rescnet_dist.model import Architecture, Calibration, ImageScale, Layer, forward, initial_state
-from rescnet_dist.model.components import SampleHead
+from rescnet_dist.model.head import SampleHead
 from rescnet_dist.network.base import BaseNetwork
 from rescnet_dist.network.layer_cache import CachedLayers
 from rescnet_dist.network.local import map_in_tasks, map_in_threads

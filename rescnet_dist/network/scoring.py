@@ -24,8 +24,8 @@ from rescnet_dist.model import (
     put_views,
 )
 from rescnet_dist.model.architecture import SLAB_BYTES
-from rescnet_dist.model.components import SampleHead
 from rescnet_dist.model.forward import add_corrections, check_sample_count, compare_forward
+from rescnet_dist.model.head import SampleHead
 from rescnet_dist.network.layer_cache import CachedLayers, LayerCache
 from rescnet_dist.network.training_images import TrainingImages
 from rescnet_dist.reduce import blas_threads

@@ -19,7 +19,7 @@ from rescnet_dist.composition import (
     update_component,
 )
 from rescnet_dist.model.bank import BankPart
-from rescnet_dist.model.components import Head
+from rescnet_dist.model.head import Head
 from rescnet_dist.model.registry import FEATURES, FILTERS, HEADS, VIEWS
 from rescnet_dist.options import Option
 

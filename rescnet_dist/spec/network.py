@@ -20,8 +20,9 @@ from rescnet_dist.composition import (
 from rescnet_dist.errors import SpecError, suggest_name
 from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.model.bank import BankPart
-from rescnet_dist.model.components import Component, FeatureExtractor, Head
+from rescnet_dist.model.components import Component, FeatureExtractor
 from rescnet_dist.model.features.second_order import SecondOrder
+from rescnet_dist.model.head import Head
 from rescnet_dist.model.heads.classify import Classify
 from rescnet_dist.model.view import View
 from rescnet_dist.model.views.image import Image

@@ -20,8 +20,8 @@ from rescnet_dist.kernels.samples import (
     select_rows,
     train_places,
 )
-from rescnet_dist.model.components import SampleHead
 from rescnet_dist.model.graph import OnnxGraph
+from rescnet_dist.model.head import SampleHead
 from rescnet_dist.model.head_options import (
     leverage_share_option,
     probes_option,

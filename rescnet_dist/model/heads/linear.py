@@ -9,8 +9,8 @@ import numpy as np
 
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels.arrays import Array, asarray_like
-from rescnet_dist.model.components import Head
 from rescnet_dist.model.graph import OnnxGraph
+from rescnet_dist.model.head import Head
 from rescnet_dist.model.solver import ConjugateGradients
 
 
