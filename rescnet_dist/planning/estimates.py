@@ -30,6 +30,7 @@ from rescnet_dist.planning.tier import Tier, check_tier, choose_tier, max_stored
 from rescnet_dist.planning.tree import Tree, merge_tree, spread_groups
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import Location
+from rescnet_dist.store.run import count_feature_chunks
 
 if TYPE_CHECKING:
     from rescnet_dist.data import TrainingSet
@@ -267,6 +268,9 @@ def estimate(
         is_stored=bool(stored),
         iterations=iterations,
         feature_reads=feature_reads,
+        feature_chunks=count_feature_chunks(
+            plan.chunk_images, problem.features(spec), problem.architecture(spec).feature_dtype
+        ),
     )
     placement = spread_groups(plan.accumulators, workers.count, cached=tier.uses_caches)
     tree = merge_tree(plan, placement, accumulator_bytes(problem, spec, plan))

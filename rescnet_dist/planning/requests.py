@@ -41,13 +41,15 @@ def count_requests(
     is_stored: bool = True,
     iterations: int = 0,
     feature_reads: int = 0,
+    feature_chunks: int = 1,
 ) -> Requests:
     """Return the requests of a layer.
 
     Each chunk of images, maps and scores is read and written once, unless maps stay in memory; each
     task reads the records and the small arrays that it needs. Those of the solve come on top, for
     tiles of the scatter matrix or for so many `iterations` over features, each chunk of which is
-    read `feature_reads` times: in each iteration, or never if workers keep them.
+    read `feature_reads` times: in each iteration, or never if workers keep them. Features of a
+    chunk of images are stored in `feature_chunks` chunks of columns.
 
     >>> plan = Plan(120, 12, 4, 2, 1)
     >>> count_requests(plan, 126, in_memory=False)
@@ -59,8 +61,9 @@ def count_requests(
         gets = 13 + 2 * tasks if is_stored else 9
     found = Requests(gets, 22 + 2 * chunks if is_stored else 20)
     if iterations:
-        reads = feature_reads * chunks + iterations * (7 * tasks + 16)
-        return found.plus(reads + tasks + 56, chunks + 5 * iterations + 28)
+        stored = chunks * feature_chunks
+        reads = feature_reads * stored + iterations * (7 * tasks + 16)
+        return found.plus(reads + tasks + 56, stored + 5 * iterations + 28)
     if not plan.tile_features:
         return found
     blocks = math.ceil(features / plan.tile_features)

@@ -57,6 +57,8 @@ from rescnet_dist.store.schema import (
     find_type_error,
 )
 
+# Of features for conjugate gradients: Zarr compresses chunks of columns in threads of their own.
+FEATURE_CHUNK_BYTES = 64 * 2**20
 WORK_RECORDS = {"grown": GrownRecord, "progress": ProgressRecord}
 MAX_RECORD_CHUNKS = 4096  # whose checksums are in a commit record
 CHECKSUM_PREFIX = "checksums/"  # of the paths of files with the checksums of more chunks
@@ -293,12 +295,13 @@ class RunStore:
         directions (2, D, r) and the factor of the residual (2, r, K).
         """
         is_integer = np.dtype(dtype).kind in "iu"
+        columns = -(-features // count_feature_chunks(chunk, features, dtype))
         rank = min(features, targets)
         self._create(
             "work/features",
             (images, features),
             dtype,
-            (chunk, features),
+            (chunk, columns),
             ("image", "feature"),
             compress=is_integer,
         )
@@ -421,6 +424,16 @@ class RunStore:
 def _json_checksum(value: Any) -> int:
     """Return the checksum of the JSON text of a value."""
     return checksum(np.frombuffer(json.dumps(value).encode(), np.uint8))
+
+
+def count_feature_chunks(chunk: int, features: int, dtype: Any) -> int:
+    """Return the number of chunks of columns that features (chunk, D) of a dtype are stored in.
+
+    >>> count_feature_chunks(3125, 215_040, "uint8"), count_feature_chunks(100, 256, "uint8")
+    (10, 1)
+    """
+    stored = chunk * features * np.dtype(dtype).itemsize
+    return max(1, min(features, round(stored / FEATURE_CHUNK_BYTES)))
 
 
 def maps_path(layer: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rescnet_dist.planning import Plan
@@ -62,6 +64,14 @@ def test_requests_of_iterations_are_those_counted(
         feature_reads=reads,
     )
     assert (found.gets, found.puts) == (gets, puts)
+
+
+def test_chunks_of_columns_are_requests_of_their_own() -> None:
+    """Each is written once, and read in each iteration that reads features."""
+    options: dict[str, Any] = {"in_memory": False, "iterations": 5, "feature_reads": 5}
+    plan = Plan(120, 12, 4, 2, 1)
+    one, three = (count_requests(plan, FEATURES, **options, feature_chunks=n) for n in (1, 3))
+    assert (three.gets - one.gets, three.puts - one.puts) == (5 * 10 * 2, 10 * 2)
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,26 @@ def test_resume_after_a_scheduler_killed_between_iterations(
     assert_same_bits(read_model(store), read_model(tmp_path / "whole"))
 
 
+def test_features_in_several_chunks_of_columns_have_the_same_bits(
+    client: Client, tmp_path: Path, short_model: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each chunk of images has several, which are compressed and read in parallel."""
+    chunks, create = list[tuple[int, ...]](), RunStore.create_cg_work
+
+    def record(run: RunStore, *sizes: Any) -> None:
+        create(run, *sizes)
+        features = run.work("features")
+        chunks.append((features.shape[1], features.chunks[1]))
+
+    monkeypatch.setattr(RunStore, "create_cg_work", record)
+    monkeypatch.setattr("rescnet_dist.store.run.FEATURE_CHUNK_BYTES", 2000)
+    keep_features(monkeypatch, is_kept=False)  # so that they are read
+    fit(tmp_path / "run", SHORT, PLAN.replace(maps="store"))
+    assert all(features > 2 * columns for features, columns in chunks)
+    assert len(chunks) == 2
+    assert_same_bits(read_model(tmp_path / "run"), short_model)
+
+
 def test_damaged_features_are_computed_again(
     client: Client, tmp_path: Path, short_model: dict[str, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
