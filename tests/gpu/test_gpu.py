@@ -556,6 +556,36 @@ def test_run_with_conjugate_gradients_equals_that_of_the_cpu(
     assert relative_error(*scores) < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("name", "filters"),
+    [
+        ("pcanet", [4, 4]),
+        ("pcanet+", 8),
+        ("ldanet", [4, 4]),
+        ("dctnet", [4, 4]),
+        ("randnet", [4, 4]),
+        ("ccanet", [4, 8]),
+        ("multilayer-pcanet", 8),
+    ],
+)
+def test_presets_of_the_family_predict_as_on_the_cpu(
+    client: Client, backend: Backend, tmp_path: Path, name: str, filters: Any
+) -> None:
+    """Rounding changes the sign of a few pixels, and so a few counts."""
+    changes: dict[str, Any] = {"filters": filters, "max_layers": 2}
+    if name != "multilayer-pcanet":
+        changes |= {"hash_bits": 4, "hash_block": 7, "cg_tolerance": 1e-5}
+    spec = NetworkSpec.preset(name).replace(**changes)
+    images, labels = load_digits()
+    scores = [
+        fit(tmp_path / own, GPU_RUN.replace(array_backend=own), spec).decision_function(images)
+        for own in ("cupy", "numpy")
+    ]
+    found, expected = (values.argmax(axis=1) for values in scores)
+    assert np.mean(found == expected) > 0.99
+    assert np.mean(expected[900:] == labels[900:]) > 0.8
+
+
 def test_two_towers_equal_those_of_the_cpu(
     client: Client, backend: Backend, tmp_path: Path
 ) -> None:
