@@ -100,6 +100,7 @@ def option_name(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def copies_suffix(copies: int) -> str:
-    """Return the suffix of an accuracy that counts copies; empty without copies."""
-    return " (with copies)" if copies else ""
+def train_suffix(copies: int, leave_one_out: bool) -> str:
+    """Return the suffix of a training accuracy: whether it counts copies, or images left out."""
+    notes = (["leave-one-out"] if leave_one_out else []) + (["with copies"] if copies else [])
+    return f" ({', '.join(notes)})" if notes else ""

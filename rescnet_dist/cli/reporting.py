@@ -41,6 +41,7 @@ from rescnet_dist.errors import (
     pluralize,
 )
 from rescnet_dist.events import EVENTS_VERSION, Accuracy, Listener
+from rescnet_dist.formatting import train_suffix
 from rescnet_dist.lifecycle import check_resume
 from rescnet_dist.logs import use_json_logs
 from rescnet_dist.network import BaseNetwork, load_network
@@ -49,7 +50,9 @@ from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, last_saved
 
-OUTCOME_FIELDS = ("url", "state", "reason", "depth", "copies", "layers")  # of `describe_run`
+OUTCOME_FIELDS = (  # of `describe_run`
+    *("url", "state", "reason", "depth", "copies", "leave_one_out", "layers"),
+)
 MAX_PORT = 65535
 MORE_LAYERS = 4  # that the printed `rescnet resume` command adds
 
@@ -259,7 +262,8 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, reporter
     layers = pluralize(len(description["layers"]), "layer")
     click.echo(f"depth     {depth} of {layers} ({description['reason']})")
     line = describe_accuracy(
-        Accuracy(depth, chosen["train"], chosen["validation"]), copies=description["copies"]
+        Accuracy(depth, chosen["train"], chosen["validation"]),
+        train_suffix(description["copies"], description["leave_one_out"]),
     )
     click.echo(f"accuracy  {line}" + ("" if accuracy is None else f", test {100 * accuracy:.2f} %"))
     click.echo(f"run       {url}")

@@ -26,7 +26,7 @@ from rescnet_dist.events import (
     RunStarted,
     SolverIteration,
 )
-from rescnet_dist.formatting import copies_suffix
+from rescnet_dist.formatting import train_suffix
 
 PRINTED_ITERATIONS = 10  # iterations of a solver per line
 STARTUP_NOTICE_SECONDS = 8.0  # after which the reason for a slow start is printed
@@ -71,7 +71,8 @@ class TerminalProgress:
             disable=not self.live,
         )
         self.task = self.bar.add_task("starting", total=None, accuracy="", rate="", memory="")
-        self.images = self.max_layers = self.done = self.copies = 0
+        self.images = self.max_layers = self.done = 0
+        self.train_suffix = ""
         self.chunks: dict[int, int] = {}
         self.rebuilt: int | None = None  # layer of the last note on rebuilt chunks
         self.in_memory = False  # whether maps are kept in memory
@@ -95,7 +96,7 @@ class TerminalProgress:
             case RunStarted():
                 self.notice.cancel()
                 self.images, self.max_layers = event.images, event.max_layers
-                self.copies = event.copies
+                self.train_suffix = train_suffix(event.copies, event.leave_one_out)
                 if self.page and self.page.link and not self.quiet:
                     self.console.print(f"dashboard: {self.page.link}", soft_wrap=True)
                 if 0 < event.layers < event.max_layers and not self.quiet:
@@ -141,9 +142,7 @@ class TerminalProgress:
                 self._show_solver(event)
             case PassDone():
                 if event.accuracy:
-                    self.bar.update(
-                        self.task, accuracy=describe_accuracy(event.accuracy, short=True)
-                    )
+                    self.bar.update(self.task, accuracy=describe_short_accuracy(event.accuracy))
                 if not self.quiet:
                     self._print_pass(event)
             case RunDone():
@@ -175,7 +174,7 @@ class TerminalProgress:
         text = f"{self._title(event.phase, event.layer):<14} {event.seconds:6.1f} s"
         text += f" {self.images / max(event.seconds, 1e-9):8,.0f} images/s"
         if event.accuracy:
-            accuracy = describe_accuracy(event.accuracy, copies=self.copies)
+            accuracy = describe_accuracy(event.accuracy, self.train_suffix)
             text += f"   after layer {event.accuracy.layer}: {accuracy}"
         self.console.print(text, highlight=False, soft_wrap=True)
 
@@ -194,16 +193,16 @@ class TerminalProgress:
         return f"{self.done / max(now - self.started, 1e-9):,.0f} images/s"
 
 
-def describe_accuracy(accuracy: Accuracy, *, short: bool = False, copies: int = 0) -> str:
-    """Return "train 99.12 %, validation 98.23 %", or in short "train 99.1 val 98.2 %".
+def describe_short_accuracy(accuracy: Accuracy) -> str:
+    """Return "train 99.1 val 98.2 %"."""
+    value = accuracy.validation
+    validation = "" if value is None else f" val {100 * value:.1f}"
+    return f"train {100 * accuracy.train:.1f}{validation} %"
 
-    The training accuracy counts copies, and the long form says so.
-    """
-    if short:
-        value = accuracy.validation
-        validation = "" if value is None else f" val {100 * value:.1f}"
-        return f"train {100 * accuracy.train:.1f}{validation} %"
-    text = f"train {100 * accuracy.train:.2f} %{copies_suffix(copies)}"
+
+def describe_accuracy(accuracy: Accuracy, suffix: str) -> str:
+    """Return "train 99.12 %, validation 98.23 %", with a `train_suffix` where there is one."""
+    text = f"train {100 * accuracy.train:.2f} %{suffix}"
     if accuracy.validation is not None:
         text += f", validation {100 * accuracy.validation:.2f} %"
     return text

@@ -257,7 +257,8 @@ def _describe_outcome(
     chosen = next((layer for layer in view.layers if layer.layer == view.depth), None)
     if chosen and chosen.train is not None:
         copies = ", copies included," if description["copies"] else ""
-        text += f" After layer {chosen.layer}, the accuracy is {100 * chosen.train:.2f} % on the "
+        kind = "leave-one-out accuracy" if description["leave_one_out"] else "accuracy"
+        text += f" After layer {chosen.layer}, the {kind} is {100 * chosen.train:.2f} % on the "
         text += f"training images{copies}"
         if chosen.validation is not None:
             text += f" and {100 * chosen.validation:.2f} % on the held-out images"

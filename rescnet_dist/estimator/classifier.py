@@ -79,7 +79,7 @@ class ResCNetClassifier(
         The labels, as they were given to `fit`.
     accuracies_ : list of dict
         Accuracy on the training images (copies included) and on the validation images after each
-        layer.
+        layer. That on the training images is a leave-one-out accuracy for some heads.
     depth_ : int
         The chosen number of layers.
     run_url_ : str or None

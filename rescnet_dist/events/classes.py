@@ -34,6 +34,8 @@ class RunStarted:
         Accuracies known so far, one per layer.
     copies : int
         Number of augmented copies of each training image.
+    leave_one_out : bool
+        Whether training accuracies are those of layers that were fitted without the image.
     """
 
     url: str
@@ -42,6 +44,7 @@ class RunStarted:
     layers: int
     accuracies: tuple[Accuracy, ...]
     copies: int = 0
+    leave_one_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +214,8 @@ class PassDone:
 class AccuracyCollapsed:
     """The training accuracy has fallen by more than a fifth of its best; published once in a run.
 
+    With leave-one-out scores, only if the validation accuracy has fallen as much.
+
     Attributes
     ----------
     layer : int
@@ -335,7 +340,7 @@ class Callback:
         Parameters
         ----------
         event : RunStarted
-            With url, images, max_layers, layers, accuracies, copies.
+            With url, images, max_layers, layers, accuracies, copies, leave_one_out.
         """
 
     def on_maps_placed(self, event: MapsPlaced) -> None:

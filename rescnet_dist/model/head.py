@@ -49,6 +49,14 @@ class Head(Component, ABC):
         """
         return 0
 
+    @property
+    def leave_one_out_scores(self) -> bool:
+        """Whether scores of training images are those of layers that were fitted without the image.
+
+        Their accuracy falls in deep networks, also where that on other images rises.
+        """
+        return False
+
     @classmethod
     def check_class(cls) -> None:
         """Raise SpecError if an option is missing, or an array has a name that layers use.

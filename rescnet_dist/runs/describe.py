@@ -62,6 +62,7 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
         "source": attributes.get("source"),
         "images": state.rows.images,
         "copies": state.augment.copies,
+        "leave_one_out": state.spec.head.leave_one_out_scores,
         "rows": state.rows.rows,
         "image_shape": list(state.image_shape),
         "classes": state.classes,

@@ -72,15 +72,27 @@ def stop_reason(accuracies: tuple[Accuracy, ...], spec: NetworkSpec) -> str | No
     return None
 
 
-def find_collapse(accuracies: tuple[Accuracy, ...]) -> tuple[Accuracy, Accuracy] | None:
-    """Return the first accuracy far below the best before it, and that best; else None."""
+def find_collapse(
+    accuracies: tuple[Accuracy, ...], spec: NetworkSpec
+) -> tuple[Accuracy, Accuracy] | None:
+    """Return the first training accuracy far below the best before it, and that best; else None.
+
+    Leave-one-out accuracies fall without a fault, so the validation accuracy must have fallen, too.
+    """
     best = None
     for accuracy in accuracies:
-        if best is not None and accuracy.train < COLLAPSED_FRACTION * best.train:
-            return accuracy, best
+        if best is not None and _has_fallen(accuracy.train, best.train):
+            is_reliable = not spec.head.leave_one_out_scores
+            if is_reliable or _has_fallen(accuracy.validation, best.validation):
+                return accuracy, best
         if best is None or accuracy.train > best.train:
             best = accuracy
     return None
+
+
+def _has_fallen(share: float | None, best: float | None) -> bool:
+    """Return whether an accuracy is far below another one; False if one is not known."""
+    return share is not None and best is not None and share < COLLAPSED_FRACTION * best
 
 
 def describe_collapse(fallen: Accuracy, best: Accuracy, spec: NetworkSpec) -> str:

@@ -183,6 +183,7 @@ class _Driver:
                 history.layers,
                 history.accuracies,
                 self.state.augment.copies,
+                self.state.spec.head.leave_one_out_scores,
             )
         )
         self.remove_commits_after_gap(len(commits))
@@ -359,7 +360,8 @@ class _Driver:
 
     def warn_of_collapse(self, accuracies: tuple[Accuracy, ...]) -> None:
         """Publish and warn, once, that the training accuracy has fallen far below its best."""
-        if (collapse := find_collapse(accuracies)) and collapse[0] == accuracies[-1]:
+        collapse = find_collapse(accuracies, self.state.spec)
+        if collapse and collapse[0] == accuracies[-1]:
             fallen, best = collapse
             reason = describe_collapse(fallen, best, self.state.spec)
             self.bus.publish(AccuracyCollapsed(fallen.layer, fallen.train, best.train, reason))

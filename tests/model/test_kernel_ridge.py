@@ -26,6 +26,7 @@ from rescnet_dist.network import scoring, training_images
 from rescnet_dist.network.network import Network
 from rescnet_dist.network.training_images import ImagesInMemory
 from rescnet_dist.planning import Problem, make_plan
+from tests.commands import run
 from tests.models import assert_same_bits, read_model
 
 X, Y = rd.load_digits()
@@ -265,6 +266,25 @@ def test_report_has_pictures_of_maps(client: Client, tmp_path: Path) -> None:
     """They are computed without heads."""
     train(tmp_path / "run", SPEC.replace(max_layers=1))
     assert make_report(tmp_path / "run", pictures=True).pictures.samples
+
+
+@pytest.mark.filterwarnings("error")
+def test_accuracies_of_images_left_out_are_named_so(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the lines of layers, `rescnet info` and reports; their fall is no warning."""
+    url, spec = tmp_path / "run", SPEC.replace(max_layers=5, learning_rate=1.0)
+    options, augment = RunSpec(validation=0.2), AugmentSpec(copies=1, shift=1)
+    clf = ResCNetClassifier(spec, run=options, store=url, augment=augment, verbose=True)
+    accuracies = clf.set_params(random_state=0).fit(X, Y).accuracies_
+    assert accuracies[-1]["train"] < 0.8 * max(entry["train"] for entry in accuracies)
+    percent = f"{100 * accuracies[0]['train']:.2f} %"
+    line = f"after layer 1: train {percent} (leave-one-out, with copies), validation "
+    assert line in capsys.readouterr().err
+    percent = f"{100 * accuracies[clf.depth_ - 1]['train']:.2f} %"
+    outcome = make_report(url, pictures=False).outcome
+    assert f"the leave-one-out accuracy is {percent} on the training images, copies" in outcome
+    assert "(leave-one-out," in run("info", url).output
 
 
 def test_what_it_cannot_do_is_refused(client: Client, tmp_path: Path) -> None:

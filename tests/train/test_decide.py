@@ -237,10 +237,26 @@ def test_result_of_longer_run_is_ignored_after_lost_commit() -> None:
 def test_collapse_is_a_fall_far_below_the_best(train: list[float], layer: int | None) -> None:
     """The first layer at which it happens; small falls do not count."""
     accuracies = tuple(Accuracy(i, value, None) for i, value in enumerate(train, 1))
-    found = find_collapse(accuracies)
+    found = find_collapse(accuracies, spec())
     assert (found[0].layer if found else None) == layer
     if found:
         assert found[1].train == max(train[: found[0].layer - 1])
+
+
+@pytest.mark.parametrize("head", ["leave-one-out", "kernel-ridge"])
+@pytest.mark.parametrize(
+    ("validation", "layer"),
+    [(None, None), ([0.90, 0.91, 0.92], None), ([0.9, 0.5, 0.7], 2), ([0.9, 0.9, 0.6], 3)],
+)
+def test_leave_one_out_accuracy_falls_without_a_collapse(
+    head: str, validation: list[float] | None, layer: int | None
+) -> None:
+    """Unless the validation accuracy falls as far, or images are not left out."""
+    accuracies = history(3, [0.9, 0.6, 0.5], validation).accuracies
+    found = find_collapse(accuracies, spec(head=head))
+    assert (found[0].layer if found else None) == layer
+    fitted = find_collapse(accuracies, spec(head=head, leverage_share=0))
+    assert fitted == (accuracies[1], accuracies[0])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rescnet_dist.errors import StoreReadError, is_path, pluralize, url_word
-from rescnet_dist.formatting import copies_suffix, format_bytes
+from rescnet_dist.formatting import format_bytes, train_suffix
 from rescnet_dist.network import describe_network
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec, Spec
@@ -73,7 +73,7 @@ def _print_run(run: dict[str, Any]) -> None:
         click.echo(f"settings  {settings}")
     if not run["layers"]:
         return
-    train = f"train (%){copies_suffix(run['copies'])}"
+    train = f"train (%){train_suffix(run['copies'], run['leave_one_out'])}"
     table = Table("layer", train, "validation (%)", "seconds", "")
     for layer in run["layers"]:
         accuracies = [

@@ -73,6 +73,11 @@ class KernelRidge(SampleHead):
         """The number of random signs; see `Head.probe_count`."""
         return self.probes
 
+    @property
+    def leave_one_out_scores(self) -> bool:
+        """True, unless `leverage_share` is 0; see `Head.leave_one_out_scores`."""
+        return self.leverage_share > 0
+
     def target_count(self, classes: int) -> int:
         """Return the number of classes C."""
         return classes

@@ -40,6 +40,11 @@ class LeaveOneOut(Regress):
         """The number of random signs; see `Head.probe_count`."""
         return self.probes
 
+    @property
+    def leave_one_out_scores(self) -> bool:
+        """True, unless `leverage_share` is 0; see `Head.leave_one_out_scores`."""
+        return self.leverage_share > 0
+
     def fit(
         self, moments: FeatureMoments, classes: int, whitening: Whitening | None = None
     ) -> dict[str, Array]:
