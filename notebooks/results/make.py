@@ -104,6 +104,13 @@ RESULTS = {
     "mnist-shifts": Result(
         "MNIST, shifted, rotated copies", "mnist", 0.9952, "231 layers, no copies"
     ),
+    "mnist-kernel": Result("MNIST, correlation roots, kernel", "mnist", 0.9952, "231 layers"),
+    "mnist-kernel-shifts": Result(
+        "MNIST, shifted, rotated copies, correlation roots, kernel",
+        "mnist",
+        0.9952,
+        "231 layers, no copies",
+    ),
     "cifar10": Result("CIFAR-10", "cifar10", 0.8754, "937 layers, stride 1"),
     "cifar10-stride1": Result("CIFAR-10, stride 1", "cifar10", 0.8754, "937 layers"),
     "cifar10-flips": Result("CIFAR-10, flips", "cifar10", 0.8835, "flips"),

@@ -15,7 +15,7 @@ MAX_WORDS = 2_000
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *book_pages()]
 RESULTS = (
     "digits",
-    "mnist",
+    "mnist-kernel",
     "mnist-shifts",
     "cifar10-kernel",
     "cifar10-kernel-flips",
