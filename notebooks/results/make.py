@@ -63,7 +63,7 @@ from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore, StoredLayers
 
 HERE = Path(__file__).parent
-RESULT_VERSION = 2  # changes when an entry is renamed, removed, or means something else
+RESULT_VERSION = 3  # changes when an entry is renamed, removed, or means something else
 MIRRORED = {"cifar10", "cifar100", "tiny-imagenet"}  # whose mirror images mean the same
 SHAPES = {
     "digits": (28, 28, 1),
@@ -85,17 +85,31 @@ AVERAGES = {
     "test_averaged_over_flips": "flips",
     "test_averaged_over_copies": f"{AVERAGED_COPIES} copies",
 }
-HEAD = ("result", "what", "layers", "validation %", "test %", "paper %", "s per layer", "machine")
+HEAD = (
+    "result",
+    "what",
+    "layers",
+    "validation %",
+    "test %",
+    "published %",
+    "s per layer",
+    "machine",
+)
+RESCNET = "ResCNet"  # the method of the paper, with which results are compared by default
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A result: its title, the name of its data, and the paper's comparable accuracy, if any."""
+    """A result: its title, the name of its data, and the comparable accuracy published, if any.
+
+    `method` is the one that it was published for.
+    """
 
     title: str
     data: str
-    paper: float | None = None
-    paper_how: str = ""
+    published: float | None = None
+    how: str = ""
+    method: str = RESCNET
 
 
 RESULTS = {
@@ -154,6 +168,25 @@ RESULTS = {
     "cifar10-rich": Result("CIFAR-10, flips, shifts", "cifar10", 0.8835, "flips alone"),
     "cifar10-classify": Result(
         "CIFAR-10, the paper's mode", "cifar10", 0.8754, "937 layers, stride 1"
+    ),
+    # The presets of the PCANet family; figures as the paper compares itself with them.
+    "cifar10-pcanet": Result("CIFAR-10, PCANet", "cifar10", 0.7714, "SVM", "PCANet-2"),
+    "cifar10-pcanet+": Result("CIFAR-10, PCANet+", "cifar10"),
+    "cifar10-ldanet": Result("CIFAR-10, LDANet", "cifar10", 0.7833, "SVM", "LDANet"),
+    "cifar10-dctnet": Result("CIFAR-10, DCTNet", "cifar10"),
+    "cifar10-randnet": Result("CIFAR-10, RandNet", "cifar10"),
+    "cifar10-ccanet": Result("CIFAR-10, CCANet", "cifar10"),
+    "cifar10-multilayer-pcanet": Result(
+        "CIFAR-10, Multi-layer PCANet", "cifar10", 0.8172, "", "Multi-layer PCANet"
+    ),
+    "mnist-pcanet": Result("MNIST, PCANet", "mnist", 0.9934, "SVM", "PCANet-2"),
+    "mnist-pcanet+": Result("MNIST, PCANet+", "mnist"),
+    "mnist-ldanet": Result("MNIST, LDANet", "mnist", 0.9938, "SVM", "LDANet"),
+    "mnist-dctnet": Result("MNIST, DCTNet", "mnist"),
+    "mnist-randnet": Result("MNIST, RandNet", "mnist"),
+    "mnist-ccanet": Result("MNIST, CCANet", "mnist"),
+    "mnist-multilayer-pcanet": Result(
+        "MNIST, Multi-layer PCANet", "mnist", 0.994, "", "Multi-layer PCANet"
     ),
 }
 
@@ -271,10 +304,13 @@ def make(
             averages["copies"] = replace(augment, copies=AVERAGED_COPIES)
         test = evaluate(run, test_data or source, averages)
     curve = [
-        {key: layer[key] for key in ("layer", "train", "validation", "seconds")} | {"test": share}
-        for layer, share in zip(found["layers"], test["curve"], strict=False)
-    ]  # a run that stops early has one layer more than it has evaluated
+        {key: layer[key] for key in ("layer", "train", "validation", "seconds")}
+        | {"test": test["curve"][layer["layer"]]}
+        for layer in found["layers"]
+        if layer["layer"] in test["curve"]
+    ]  # without layers that have no head, and the last of a run that stops early
     depth, held_out = found["depth"], run.data_array("train")[...] == 0
+    chosen = next(layer for layer in curve if layer["layer"] == depth)
     seconds = [layer["seconds"] for layer in found["layers"]]
     record = {
         "version": RESULT_VERSION,
@@ -296,11 +332,11 @@ def make(
         "depth_chosen_by": "best validation accuracy, the first of equals",
         "stopped_by": found["reason"],
         "curve": curve,
-        "validation": curve[depth - 1]["validation"],
-        "test": curve[depth - 1]["test"],
+        "validation": chosen["validation"],
+        "test": chosen["test"],
         "test_averaged_over_flips": test["averaged"].get("flips"),
         "test_averaged_over_copies": test["averaged"].get("copies"),
-        "paper": {"test": result.paper, "how": result.paper_how} if result.paper else None,
+        "published": describe_published(result),
         "seconds": {
             "layers": sum(seconds),
             "median_layer": statistics.median(seconds),
@@ -310,6 +346,13 @@ def make(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return record, test["scores"]
+
+
+def describe_published(result: Result) -> dict[str, Any] | None:
+    """Return what is published to compare a result with; None if nothing is."""
+    if result.published is None:
+        return None
+    return {"method": result.method, "test": result.published, "how": result.how}
 
 
 @contextmanager
@@ -358,7 +401,7 @@ def evaluate(run: RunStore, source: str, averages: dict[str, AugmentSpec]) -> di
     """Read the test images once and return the accuracy after each layer evaluated in training.
 
     Also that at the chosen depth with scores averaged over each image and its copies, by name of
-    these averages, and the scores at this depth.
+    these averages, and the scores at this depth. Accuracies are by number of the layer.
     """
     started = time.perf_counter()
     backend = RunSpec.from_stored(run.attributes()["run"]).array_backend
@@ -366,21 +409,27 @@ def evaluate(run: RunStore, source: str, averages: dict[str, AugmentSpec]) -> di
     part = select_split(source, None, "test")
     images = np.asarray(part.images.array)
     codes = np.asarray(encode(part.labels, network.classes))
-    depth = len(result["accuracies"] if result else ())
-    grown = StoredLayers(run.location, depth, network.spec.head.arrays)
+    layers = [accuracy["layer"] for accuracy in (result["accuracies"] if result else ())]
     views = [images, images[:, :, ::-1]] if averages.get("flips") == FLIPS else [images]
     # Together, as heads that compare images run all training images forward at each call
-    staged = replace(network, layers=grown).staged_scores(Images(np.concatenate(views)))
-    staged = np.asarray(staged).reshape(len(views), len(codes), depth, -1)
-    scores = {"plain": staged[0, :, network.depth - 1]}
+    together = Images(np.concatenate(views))
+    if network.spec.heads == "last":
+        staged = network.scores(together)
+    else:
+        grown = StoredLayers(run.location, len(layers), network.spec.head.arrays)
+        staged = replace(network, layers=grown).staged_scores(together)
+    staged = np.asarray(staged).reshape(len(views), len(codes), len(layers), -1)
+    chosen = layers.index(network.depth)
+    scores = {"plain": staged[0, :, chosen]}
     for name, augment in averages.items():
         if augment == FLIPS:
-            scores[name] = staged[:, :, network.depth - 1].mean(axis=0)
+            scores[name] = staged[:, :, chosen].mean(axis=0)
         else:
             scores[name] = np.asarray(network.scores(Images(images), augment))
+    shares = (staged[0].argmax(axis=2) == codes[:, None]).mean(axis=0).tolist()
     return {
         "data": describe_data(images, codes),
-        "curve": (staged[0].argmax(axis=2) == codes[:, None]).mean(axis=0).tolist(),
+        "curve": dict(zip(layers, shares, strict=True)),
         "averaged": {name: find_accuracy(scores[name], codes) for name in averages},
         "scores": {**scores, "codes": codes},
         "seconds": time.perf_counter() - started,
@@ -439,9 +488,12 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Read the record of a result."""
+    """Read the record of a result; `paper` of versions 1 and 2 is what ResCNet has published."""
     try:
         record: dict[str, Any] = json.loads(path.read_text())
+        if "published" not in record:
+            paper = record.pop("paper")
+            record["published"] = {"method": RESCNET, **paper} if paper else None
         format_table([record])
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise RescnetError(
@@ -485,21 +537,21 @@ def format_runs(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Return the rows of runs."""
     lines = list[tuple[str, ...]]()
     for result in results:
-        paper, name, title = result["paper"], f"`{result['name']}`", result["title"]
+        published, name, title = result["published"], f"`{result['name']}`", result["title"]
         if len(results) > 1 or name_record(result["name"], result["seed"]) != result["name"]:
             title = f"{title}, seed {result['seed']}"
         count = result["data"]["train"]["images"]
-        if count != TRAINING_IMAGES[result["data"]["name"]]:  # the paper's figure is for all images
-            paper, title = None, f"{title}, {count:,} images"
-        paper_text = f"{100 * paper['test']:.2f} ({paper['how']})" if paper else "–"
-        layers = f"{result['depth']} of {len(result['curve'])}"
+        if count != TRAINING_IMAGES[result["data"]["name"]]:  # published figures are for all images
+            published, title = None, f"{title}, {count:,} images"
+        layers = f"{result['depth']} of {result['curve'][-1]['layer']}"
         seconds, machine = f"{result['seconds']['median_layer']:.2g}", format_machine(result)
         validation = f"{100 * result['validation']:.2f}"
         test, *averages = (
             format_accuracy(result.get(key), result["data"]["test"]["images"])
             for key in ("test", *AVERAGES)
         )
-        lines.append((name, title, layers, validation, test, paper_text, seconds, machine))
+        cell = format_published(published)
+        lines.append((name, title, layers, validation, test, cell, seconds, machine))
         for how, averaged in zip(AVERAGES.values(), averages, strict=True):
             if averaged:
                 lines.append((name, f"… averaged over {how}", layers, "", averaged, "", "", ""))
@@ -515,6 +567,18 @@ def format_accuracy(share: float | None, count: int) -> str:
     if share is None:
         return ""
     return f"{100 * share:.2f} ± {100 * (share * (1 - share) / count) ** 0.5:.2f}"
+
+
+def format_published(published: dict[str, Any] | None) -> str:
+    """Format a published accuracy in percent, with its method and how it was reached.
+
+    >>> format_published({"method": "PCANet-2", "test": 0.7714, "how": "SVM"})
+    '77.14 (PCANet-2, SVM)'
+    """
+    if not published:
+        return "–"
+    words = [word for word in (published["method"], published["how"]) if word]
+    return f"{100 * published['test']:.2f} ({', '.join(words)})"
 
 
 def format_machine(result: dict[str, Any]) -> str:

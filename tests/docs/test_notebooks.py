@@ -205,7 +205,7 @@ def test_results(tmp_path: Path) -> None:
     assert paths
     for path in paths:
         result = json.loads(path.read_text())
-        row = rf"`{result['name']}` \|.*\| {result['depth']} of {len(result['curve'])} \|"
+        row = rf"`{result['name']}` \|.*\| {result['depth']} of {result['curve'][-1]['layer']} \|"
         assert find_number(rf"{row}.*\| ([\d.]+) ±", text) == round(100 * result["test"], 2)
         best = max(layer["test"] for layer in result["curve"])
         shown = find_number(rf"{path.stem}: ([\d.]+) % with \d+ layers", text)

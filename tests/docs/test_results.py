@@ -37,6 +37,7 @@ CURVES = sorted((SCRIPT.parent / "curves").glob("*.json"))
 TRIALS = sorted((SCRIPT.parent / "trials").glob("*.json*"))
 SMALL = ("--filters", "4", "--block", "14", "--stride", "14")
 UNTUNED = ("cifar100", "tiny-imagenet")  # whose settings are those of CIFAR-10
+FAMILY = {"pcanet", "pcanet+", "ldanet", "dctnet", "randnet", "ccanet", "multilayer-pcanet"}
 TABLE = re.compile(r"<!-- results -->\n(.*?)\n<!-- end of results -->", re.DOTALL)
 
 
@@ -232,6 +233,56 @@ def test_averaging_over_flips_has_its_own_row(
     assert (store / "result.json").read_bytes() == kept
 
 
+@pytest.mark.parametrize("name", ["cifar10-pcanet", "cifar10-multilayer-pcanet"])
+def test_presets_of_the_family_are_results(
+    script: Any, client: Client, arrays: Path, tmp_path: Path, name: str
+) -> None:
+    """Networks with one head have one accuracy; the published figure is that of their method."""
+    store, into = tmp_path / "run", tmp_path / "results"
+    small = ["--filter-size", "3", "--first-filter-size", "3"]
+    if name == "cifar10-pcanet":
+        small += ["--filters", "4,2", "--hash-bits", "2", "--hash-stride", "8"]
+    else:
+        small += ["--filters", "4", "--block", "16", "--stride", "16", "--max-layers", "3"]
+    done = make(script, name, "--data", arrays, "--into", into, "--store", store, *small)
+    assert done.exit_code == 0, done.output
+    found = json.loads((into / f"{name}.json").read_text())
+    layers = [2] if name == "cifar10-pcanet" else [1, 2, 3]
+    assert [layer["layer"] for layer in found["curve"]] == layers
+    with np.load(arrays) as file:
+        X, y = file["x_test"], file["y_test"]
+    clf = rd.load(store)
+    scores = clf.decision_function(X)
+    averaged = (scores + clf.decision_function(X[:, :, ::-1])) / 2
+    assert found["test"] == float((scores.argmax(axis=1) == y).mean())
+    assert found["test_averaged_over_flips"] == float((averaged.argmax(axis=1) == y).mean())
+    published = script.RESULTS[name]
+    assert found["published"] == {
+        "method": "PCANet-2" if name == "cifar10-pcanet" else "Multi-layer PCANet",
+        "test": published.published,
+        "how": published.how,
+    }
+    train = found["data"]["train"] | {"images": 50_000}
+    found["data"]["train"] = train  # as if of all images, which the figure is for
+    (into / f"{name}.json").write_text(json.dumps(found))
+    plain = make(script, "--table", "--into", into).output.splitlines()[2]
+    assert f"| {found['depth']} of {layers[-1]} |" in plain
+    assert {"cifar10-pcanet": "| 77.14 (PCANet-2, SVM) |"}.get(
+        name, "| 81.72 (Multi-layer PCANet) |"
+    ) in plain
+
+
+def test_records_of_earlier_versions_are_read(script: Any, tmp_path: Path) -> None:
+    """Their entry `paper` is the published figure of ResCNet."""
+    record = json.loads((SCRIPT.parent / "mnist.json").read_text())
+    assert "published" not in record  # else this test could not fail
+    found = script.read_result(SCRIPT.parent / "mnist.json")
+    assert found["published"] == {"method": "ResCNet", "test": 0.9952, "how": "231 layers"}
+    path = tmp_path / "digits.json"
+    path.write_text((SCRIPT.parent / "digits.json").read_text())
+    assert script.read_result(path)["published"] is None
+
+
 def test_bad_input_is_rejected(
     script: Any, client: Client, arrays: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +335,9 @@ def test_settings_fit_their_data(script: Any) -> None:
         rd.AugmentSpec.from_toml(path).check_images(*shape)
         assert 0 < rd.RunSpec.from_toml(path).validation < 0.5, name
         data = script.RESULTS[name].data
-        assert read_toml(path)["preset"] == ("cifar10" if data in UNTUNED else data)
+        family = name.removeprefix(f"{data}-")
+        usual = "cifar10" if data in UNTUNED else data
+        assert read_toml(path)["preset"] == (family if family in FAMILY else usual)
 
 
 def test_several_seeds_have_a_row_of_their_mean(script: Any, tmp_path: Path) -> None:
@@ -321,7 +374,7 @@ def test_digits_are_stored() -> None:
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_stored_results_match_their_settings(script: Any, path: Path) -> None:
     """A record follows from NAME.toml and the options of its command, and is consistent."""
-    found = json.loads(path.read_text())
+    found = script.read_result(path)
     name, result = found["name"], script.RESULTS[found["name"]]
     assert path.stem == script.name_record(name, found["seed"])
     words = found["command"].split()
@@ -338,9 +391,9 @@ def test_stored_results_match_their_settings(script: Any, path: Path) -> None:
             option = script.flag(option_name, used[option_name])
             assert option == words[words.index(option[0]) :][: len(option)], path.stem
     assert found["title"] == result.title
-    assert (found["paper"] or {}).get("test") == result.paper
+    assert found["published"] == script.describe_published(result)
     validation = [layer["validation"] for layer in found["curve"]]
-    chosen = found["curve"][found["depth"] - 1]
+    chosen = next(layer for layer in found["curve"] if layer["layer"] == found["depth"])
     assert chosen["validation"] == max(validation) == found["validation"]
     assert chosen["test"] == found["test"]
     assert found["data"]["held_out"] > 0
@@ -421,10 +474,10 @@ def format_row(result: dict[str, Any], path: Path) -> str:
     network = result["spec"]["network"]
     levels = network.get("levels") or network["features"][0]["levels"]
     values = (
-        network["filters"],
-        "–".join(map(str, levels)),
+        str(network["filters"]).strip("[]"),
+        "–".join(map(str, levels)) or "none",
         result["data"]["held_out"],
-        f"{result['depth']} of {len(result['curve'])}",
+        f"{result['depth']} of {result['curve'][-1]['layer']}",
         f"{100 * result['validation']:.2f}",
         f"{100 * result['test']:.2f}",
     )
