@@ -67,11 +67,11 @@ def fuse(name: str, files: tuple[str, ...]) -> dict[str, Any]:
         )
     parts = [read_scores(path) for path in files]
     codes = parts[0]["codes"]
-    for path, part in zip(files, parts, strict=True):
-        if not np.array_equal(part["codes"], codes):
-            raise DataError(
-                f"{path} has other test images than {files[0]}. Name scores of the same images."
-            )
+    for number, (path, part) in enumerate(zip(files, parts, strict=True)):
+        check_comparable(path, part, files[0], parts[0])
+        for other, earlier in zip(files[:number], parts, strict=False):
+            if np.array_equal(part["plain"], earlier["plain"]):
+                raise DataError(f"{path} has the scores of {other}. Name each network once.")
     averages = [key for key in parts[0] if key != "codes"]
     alone = {key: [find_accuracy(part[key], codes) for part in parts] for key in averages}
     fused = {
@@ -90,11 +90,22 @@ def fuse(name: str, files: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
+def check_comparable(path: str, part: dict[str, Any], first: str, expected: dict[str, Any]) -> None:
+    """Raise DataError if scores are of other images, classes or averages than the first ones."""
+    if not np.array_equal(part["codes"], expected["codes"]):
+        raise DataError(f"{path} has other test images than {first}. Name scores of the same ones.")
+    shapes, known = ({key: part[key].shape for key in part} for part in (part, expected))
+    if shapes != known:
+        raise DataError(
+            f"{path} has scores {shapes}, but {first} has {known}. Name networks of one result."
+        )
+
+
 def read_scores(path: str) -> dict[str, Any]:
     """Read the arrays of a file of scores."""
     try:
         with np.load(path) as arrays:
-            return {key: arrays[key] for key in ("codes", *(k for k in arrays if k != "codes"))}
+            return {key: arrays[key] for key in ("codes", "plain", *arrays)}
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"{path} cannot be read as scores ({error}). Name a file that `make.py --scores` wrote."

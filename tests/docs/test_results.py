@@ -449,8 +449,30 @@ def test_fused_networks(script: Any, client: Client, tmp_path: Path) -> None:
     done = CliRunner().invoke(fused.main, ["digits", str(files[0]), "--into", str(tmp_path)])
     assert done.exit_code == 2
     assert "at least 2 networks" in done.output
-    done = CliRunner().invoke(fused.main, ["digits", str(files[0]), str(PAGE)])
-    assert "cannot be read as scores" in done.output
+    with np.load(files[1]) as arrays:
+        scores = dict(arrays)
+    np.savez(tmp_path / "flips.npz", flips=scores["plain"], **scores)
+    np.savez(tmp_path / "other.npz", **scores | {"codes": scores["codes"][::-1]})
+    for other, message in (
+        (PAGE, "cannot be read as scores"),
+        (files[0], "0.npz has the scores of .*0.npz. Name each network once"),
+        (tmp_path / "flips.npz", "flips.npz has scores .* Name networks of one result"),
+        (tmp_path / "other.npz", "other.npz has other test images than .*0.npz"),
+    ):
+        done = CliRunner().invoke(fused.main, ["digits", str(files[0]), str(other)])
+        assert done.exit_code == 2
+        assert re.search(message, done.output)
+
+
+@pytest.mark.parametrize("path", FUSED, ids=lambda path: path.stem)
+def test_fused_networks_are_those_of_the_results(path: Path) -> None:
+    """Their accuracies are those of all seeds of the result."""
+    record = json.loads(path.read_text())
+    results = (json.loads(p.read_text()) for p in STORED)
+    seeds = [result for result in results if result["name"] == record["name"]]
+    assert len(seeds) == record["networks"]
+    for key, how in (("test", "plain"), ("test_averaged_over_flips", "flips")):
+        assert sorted(result[key] for result in seeds) == sorted(record["alone"][how])
 
 
 def test_page_shows_the_fused_networks(script: Any) -> None:
