@@ -415,6 +415,8 @@ class Network(BaseNetwork):
         """Return the threads that tasks are divided between; those of a worker share its GPU."""
         if (client := find_client()) is None:
             return 1 if self.backend.on_gpu else CPU_COUNT
+        if client.asynchronous:  # what it asks the scheduler must be awaited
+            return 1
         threads = client.nthreads()
         return max(1, len(threads) if self.backend.on_gpu else sum(threads.values()))
 

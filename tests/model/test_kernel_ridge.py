@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import shutil
 from collections.abc import Iterable, Iterator
@@ -248,6 +249,18 @@ def test_chunks_to_predict_are_whole_tasks(client: Client, tmp_path: Path) -> No
     assert compared.chunk_images(10, 4) == compared.batch_images > 10
     assert linear.chunk_images(10, 4) == 3 < linear.batch_images
     assert linear.chunk_images(10**9, 4) == linear.batch_images
+
+
+def test_lazy_predictions_with_an_asynchronous_client(client: Client, tmp_path: Path) -> None:
+    """Which cannot be asked for its threads; bits do not depend on them."""
+    network = train(tmp_path / "run", SPEC.replace(max_layers=1)).network_
+    address, expected = client.scheduler.address, network.scores(X[:5])
+
+    async def predict() -> Array:
+        async with Client(address, asynchronous=True) as current:
+            return await current.compute(network.scores(da.from_array(X[:5])))
+
+    assert np.array_equal(asyncio.run(predict()), expected)
 
 
 def test_as_many_training_images_as_weights(client: Client, tmp_path: Path) -> None:
