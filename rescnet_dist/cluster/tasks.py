@@ -44,14 +44,34 @@ def call_each(function: Callable[..., Result], arguments: Iterable[Iterable[Any]
     list
         What the calls return, in order.
     """
-    calls = list(arguments)
     if uses_own_threads():
-        with ThreadPoolExecutor(min(CPU_COUNT, max(len(calls), 1))) as pool:
-            try:
-                return list(pool.map(lambda call: function(*call), calls))
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+        return call_in_threads(function, arguments)
     from dask.delayed import delayed
 
     task = delayed(function, pure=False)
-    return list(dask.compute(*(task(*call) for call in calls)))
+    return list(dask.compute(*(task(*call) for call in arguments)))
+
+
+def call_in_threads(
+    function: Callable[..., Result], arguments: Iterable[Iterable[Any]]
+) -> list[Result]:
+    """Call a function with each of several lists of arguments, in threads of this process.
+
+    Parameters
+    ----------
+    function : callable
+        The function. If a call raises, those that have not started are not made.
+    arguments : iterable of iterable
+        The arguments of each call.
+
+    Returns
+    -------
+    list
+        What the calls return, in order.
+    """
+    calls = list(arguments)
+    with ThreadPoolExecutor(min(CPU_COUNT, max(len(calls), 1))) as pool:
+        try:
+            return list(pool.map(lambda call: function(*call), calls))
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)

@@ -6,14 +6,13 @@ No array of Dask is made of them: importing dask.array takes a second, here and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import dask
 import numpy as np
-from dask.system import CPU_COUNT
+
+from rescnet_dist.cluster.tasks import call_in_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -48,18 +47,12 @@ def map_in_threads(
     list of ndarray
         What the calls return, in order.
     """
-    rows, blocks = _divide(chunks, arrays)
-    with ThreadPoolExecutor(min(CPU_COUNT, len(chunks) * max(1, len(steps)))) as pool:
-        try:
-            waiting = [
-                [pool.submit(_call, step, shared, edges, block[:1]) for step in steps]
-                for edges, block in zip(rows, blocks, strict=True)
-            ]
-            for block, futures in zip(blocks, waiting, strict=True):
-                block += [future.result() for future in futures]
-            return list(pool.map(partial(_call, compute, shared), rows, blocks))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    chunked = list(zip(*_divide(chunks, arrays), strict=True))
+    calls = [(step, shared, edges, block[:1]) for edges, block in chunked for step in steps]
+    results = iter(call_in_threads(_call, calls))
+    for _, block in chunked:
+        block += islice(results, len(steps))
+    return call_in_threads(_call, [(compute, shared, *chunk) for chunk in chunked])
 
 
 def map_in_tasks(
