@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import rescnet_dist
 from rescnet_dist.kernels import prepare, second_order_features
+from rescnet_dist.kernels.cpu import jit
 
 SCRIPT = """
 import numpy as np
@@ -103,6 +107,23 @@ print(len(layout.gather_sums.signatures), sum(layout.gather_sums.stats.cache_mis
     ]
     outputs = sorted(process.communicate(timeout=120)[0] for process in processes)
     assert outputs == ["0\n1 0\n", "0\n1 0\n", "1\n1 0\n"]
+
+
+def test_lock_that_is_not_released_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are compiled twice then, which is better than never."""
+    kernel = SimpleNamespace(stats=SimpleNamespace(cache_path=str(tmp_path)))
+    with (tmp_path / jit.LOCK_FILE).open("w") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        monkeypatch.setattr(jit, "MAX_COMPILE_SECONDS", 0.3)
+        started = time.monotonic()
+        with jit._lock_cache(kernel):
+            assert 0.3 <= time.monotonic() - started < 30
+        fcntl.flock(owner, fcntl.LOCK_UN)
+        with jit._lock_cache(kernel), pytest.raises(BlockingIOError):
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.slow

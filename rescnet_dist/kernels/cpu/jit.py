@@ -24,6 +24,7 @@ from rescnet_dist._compat import (
 )
 
 MAX_COMPILE_SECONDS = 300
+COMPILE_POLL_SECONDS = 0.1
 LOCK_FILE = "rescnet-compile.lock"  # in the folder of Numba's cache
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -95,7 +96,8 @@ def _lock_cache(kernel: Any) -> Iterator[None]:
     """Let one process at a time compile kernels, of those that share a cache on disk.
 
     All workers of a machine start at the same time, and would compile the same. Where files cannot
-    be locked, they do.
+    be locked, they do, and also if the lock is not released in time: its owner may be suspended, or
+    lost on another machine that shares the cache.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):
@@ -104,7 +106,17 @@ def _lock_cache(kernel: Any) -> Iterator[None]:
             folder = Path(kernel.stats.cache_path)
             folder.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context((folder / LOCK_FILE).open("w"))
-            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, also if this process is killed
+            deadline = time.monotonic() + MAX_COMPILE_SECONDS
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(COMPILE_POLL_SECONDS)
+            # Closing would leave it to forked processes; if this one is killed, it is released.
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
         yield
 
 
