@@ -312,6 +312,16 @@ def test_what_it_cannot_do_is_refused(client: Client, tmp_path: Path) -> None:
         clf.network_.to_onnx(tmp_path / "network.onnx")
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("width", 1e-44), ("width", 1e7), ("width", np.nan), ("ridge", 0), ("probes", 0)],
+)
+def test_options_out_of_range(option: str, value: float) -> None:
+    """Of a width of 1e-44, the kernel of an image with itself was NaN."""
+    with pytest.raises(SpecError, match=f"{option}={value} is out of range. It must be"):
+        SPEC.replace(**{option: value})
+
+
 def test_too_many_images_for_the_matrix_of_pairs() -> None:
     """The message names its size and a head that does not need it."""
     problem = Problem(1_000_000, (32, 32, 3), 10)

@@ -56,7 +56,8 @@ class KernelRidge(SampleHead):
         help="width of the kernel, relative to the mean square of the features",
         doc="Width w of the kernel exp(−|x − y|²/(2·w·s)), where s is the mean of |x|² over the "
         "training images.",
-        above=0,
+        low=1e-6,  # the kernel of two images is 0 or almost 1 far within these limits
+        high=1e6,
     )
     ridge: float = option(
         0.15,
