@@ -39,6 +39,14 @@ def test_command_serves_until_a_signal(run: Path, started: Any, end: signal.Sign
     assert "Traceback" not in started.read_output()
 
 
+def test_interrupt_as_soon_as_the_page_is_printed(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends well, too, as scripts wait for that line."""
+    monkeypatch.setattr("click.echo", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    assert CliRunner().invoke(main, ["dashboard", str(run), "--port", "0"]).exit_code == 0
+
+
 def missing_store(folder: Path, _run: Path) -> str:
     """A URL with nothing at it."""
     return str(folder / "nothing")

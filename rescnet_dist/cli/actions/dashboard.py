@@ -24,12 +24,12 @@ def dashboard(
         ) from None
     with show_status("reading the runs"):
         dashboard = Dashboard(run_urls, host=host, port=port, token=token, origins=origins)
-    click.echo(f"page      {dashboard.url}", err=True)
-    if dashboard.proxied:
-        click.echo(f"          in JupyterHub: {dashboard.proxied}", err=True)
-    click.echo("          stop with Ctrl-C", err=True)
     try:
-        with raise_on_signal(signal.SIGINT):
+        with raise_on_signal(signal.SIGINT):  # before the page is printed, by which others stop it
+            click.echo(f"page      {dashboard.url}", err=True)
+            if dashboard.proxied:
+                click.echo(f"          in JupyterHub: {dashboard.proxied}", err=True)
+            click.echo("          stop with Ctrl-C", err=True)
             dashboard.serve()
     except KeyboardInterrupt:  # from Ctrl-C or SIGTERM
         sys.exit(0)
