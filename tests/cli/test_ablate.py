@@ -63,6 +63,27 @@ def test_test_accuracy_is_that_of_each_layer(client: Client, tmp_path: Path) -> 
         assert [e["test"] for e in variant["curve"]][: clf.depth_] == pytest.approx(expected)
 
 
+def test_ablations_in_a_folder_share_networks(client: Client, tmp_path: Path) -> None:
+    """A finished run with the same settings is used; others, and unfinished ones, are not."""
+    data, folder = stored_digits(tmp_path, 60, 60), tmp_path / "ablations"
+    options = (data, "-o", folder, "--filters", "3", *SMALL, "0", "-q")
+    assert run("ablate", "rate", *options).exit_code == 0
+    result = run("ablate", "compensation", *options)
+    assert result.exit_code == 0, result.output
+    rate, compensation = (
+        {variant["label"]: variant for variant in json.loads(path.read_text())["variants"]}
+        for path in (folder / "rate.json", folder / "compensation.json")
+    )
+    shared = compensation["fitted to the errors"]
+    assert shared["run"] == "rate-0.4"
+    assert shared["curve"] == rate["α = 0.4"]["curve"]
+    assert compensation["fitted to the labels"]["run"] == "compensation-without"
+    assert not (folder / "compensation-with").exists()
+    (folder / "rate-0.4/result.json").unlink()
+    assert run("ablate", "compensation", *options).exit_code == 0
+    assert (folder / "compensation-with").exists()
+
+
 def test_only_the_last_layer_has_a_head(client: Client, tmp_path: Path) -> None:
     """The curve has the last layer alone, which is drawn as a point."""
     images, labels = rd.load_digits()

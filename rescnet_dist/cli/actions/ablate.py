@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from rescnet_dist.cli.reporting import ReportOptions, open_listeners, open_repor
 from rescnet_dist.cli.resolve import is_automatic, resolve_specs
 from rescnet_dist.cli.status import show_status
 from rescnet_dist.dashboard.ablations import (
+    ABLATIONS,
     PAPER_PRESET,
     Ablation,
     Variant,
@@ -24,9 +26,9 @@ from rescnet_dist.dashboard.ablations import (
 )
 from rescnet_dist.dashboard.figures import check_matplotlib
 from rescnet_dist.data import Images, encode, has_test_split, select_split, training_set
-from rescnet_dist.errors import SpecError, mask_secrets, pluralize
+from rescnet_dist.errors import SpecError, StoreError, mask_secrets, pluralize
 from rescnet_dist.formatting import option_name
-from rescnet_dist.lifecycle import begin_or_resume, check_run
+from rescnet_dist.lifecycle import CheckedRun, begin_or_resume, check_run
 from rescnet_dist.network import Network
 from rescnet_dist.planning.backend import get_available_backend, get_backend
 from rescnet_dist.runs import describe_run
@@ -59,14 +61,7 @@ def ablate(
         training = replace(training, augment=augment)
     folder = Location.of(output)
     checked = [
-        check_run(
-            (folder / ablation.run_name(variant)).url,
-            spec,
-            run_spec,
-            training,
-            source=data,
-            or_resume=True,
-        )
+        check_variant(folder, ablation.run_name(variant), spec, run_spec, training, source=data)
         for variant, spec in zip(ablation.variants, ablation.specs(base), strict=True)
     ]
     runs = list[RunStore]()
@@ -105,13 +100,35 @@ def resolve_base(
     return specs[0].replace(**changes), *specs[1:]
 
 
+def check_variant(
+    folder: Location, name: str, *asked: Any, source: str | None = None
+) -> CheckedRun:
+    """Check the run of a network; see `check_run`, whose specs and data are `asked`.
+
+    That is the run of its name, or else a finished run of the same network in the folder: several
+    ablations compare with the same network.
+    """
+    if not (folder / name).exists():
+        for other in filter(is_ablation_run, folder.names()):
+            with suppress(StoreError):  # of another network
+                found = check_run((folder / other).url, *asked, source=source, or_resume=True)
+                if found.stored and (found.store.result() or {}).get("reason"):
+                    return found
+    return check_run((folder / name).url, *asked, source=source, or_resume=True)
+
+
+def is_ablation_run(name: str) -> bool:
+    """Return whether a run of this name is one of an ablation, such as rate-0.4."""
+    return name.startswith(tuple(f"{ablation}-" for ablation in ABLATIONS))
+
+
 def make_record(
     ablation: Ablation, data: str, base: NetworkSpec, run_spec: RunSpec, runs: Sequence[RunStore]
 ) -> dict[str, Any]:
     """Return the curves of all runs, with what the paper reports, as JSON-serializable values."""
     test = open_test_images(data)
     variants = [
-        describe_variant(ablation, variant, run, test)
+        describe_variant(variant, run, test)
         for variant, run in zip(ablation.variants, runs, strict=True)
     ]
     has_validation = all(v["curve"][-1]["validation"] is not None for v in variants)
@@ -140,7 +157,7 @@ def open_test_images(data: str) -> tuple[Images, Any] | None:
 
 
 def describe_variant(
-    ablation: Ablation, variant: Variant, run: RunStore, test: tuple[Images, Any] | None
+    variant: Variant, run: RunStore, test: tuple[Images, Any] | None
 ) -> dict[str, Any]:
     """Return the accuracy of a run after each layer, on the test images too if there are any."""
     described = describe_run(run.url)
@@ -163,7 +180,7 @@ def describe_variant(
     return {
         "value": variant.value,
         "label": variant.label,
-        "run": ablation.run_name(variant),
+        "run": run.url.rstrip("/").rsplit("/", 1)[-1],
         "depth": described["depth"],
         "layers": layers[-1]["layer"],
         "curve": [
