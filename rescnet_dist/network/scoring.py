@@ -299,8 +299,8 @@ class Predictor:
             state = initial_state(self.backend.put(batch), scale, self.architecture)
             group.append((rows, state))
             first = rows.stop
-        if first != min(stop, count):
-            check_sample_count(count, images.count())
+        if missing := min(stop, count) - first:
+            check_sample_count(count, min(images.count(), count - missing))
         if group:
             yield group
 

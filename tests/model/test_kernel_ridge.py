@@ -275,6 +275,19 @@ def test_as_many_training_images_as_weights(client: Client, tmp_path: Path) -> N
             other.save(tmp_path / "saved")
 
 
+def test_training_images_that_end_early_are_noticed(client: Client, tmp_path: Path) -> None:
+    """Also if their number is right, as of a store that loses some meanwhile."""
+
+    class Shortened(ImagesInMemory):
+        def read(self, start: int = 0, stop: int | None = None) -> Iterator[Array]:
+            yield self.images[start:200]
+
+    network = train(tmp_path / "run", SPEC.replace(max_layers=1)).network_
+    other = replace(network, training_images=Shortened(X[:240]))
+    with pytest.raises(CorruptDataError, match="trained on 240 images, of which 200 were found"):
+        other.scores(X[:3])
+
+
 def test_report_has_pictures_of_maps(client: Client, tmp_path: Path) -> None:
     """They are computed without heads."""
     train(tmp_path / "run", SPEC.replace(max_layers=1))
