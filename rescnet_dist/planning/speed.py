@@ -272,8 +272,16 @@ def _measure_product_rate(seed: int) -> float:
 def _measure_factor_rate(size: int, threads: int) -> float:
     """Measure the operations per second, D³/3, of a Cholesky factorization, D at most `size`.
 
-    Matrices grow until one takes long enough to be timed: on cores that others use, BLAS threads
-    wait for each other, and large matrices would take seconds.
+    It is that of one thread at least: on cores that others use, BLAS threads wait for each other,
+    and small matrices take 200 times as long as on one thread, large ones not.
+    """
+    return max(_time_factorizations(size, count) for count in {1, threads})
+
+
+def _time_factorizations(size: int, threads: int) -> float:
+    """Return the operations per second of the first matrix that takes long enough to be timed.
+
+    Matrices grow, as large ones would take seconds where BLAS threads wait for each other.
     """
     rate = 0.0
     with blas_threads(threads):
