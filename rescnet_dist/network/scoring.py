@@ -42,8 +42,9 @@ STREAM_TASK_BYTES = 512 * 2**20  # for layers that do not fit into memory, and a
 # processes need memory too.
 GPU_TASK_FRACTION = 1 / 16
 GPU_LAYERS_FRACTION = 1 / 4  # of a GPU's memory, for layers that are kept there
-# If heads compare images: every task runs training images forward, too, so tasks are few and large
-GPU_COMPARING_TASK_FRACTION = 1 / 12
+# If heads compare images: every task runs all training images forward, too, so tasks are few and
+# large. Their maps before and after a layer, and their features, have this fraction.
+GPU_COMPARING_TASK_FRACTION = 3 / 7
 # Maps and images of the training images that run forward together with the images of a task
 COMPARED_BYTES = 512 * 2**20
 # Maps, images and features of a block of training images. Tasks have whole blocks.
@@ -102,8 +103,19 @@ class Predictor:
         if self.training_images is not None and self.backend.on_gpu and self.backend.available():
             memory = self.backend.memory()
             available = int(memory[2] * GPU_COMPARING_TASK_FRACTION) if memory else 0
-            size = max(size, available // self._image_bytes)
+            size = max(size, available // self._compared_image_bytes)
         return size
+
+    @property
+    def _compared_image_bytes(self) -> int:
+        """Bytes of an image on a GPU that is compared with training images."""
+        features = (4 + self._stored_itemsize) * self.architecture.features
+        return 2 * self.architecture.image_bytes + features
+
+    @property
+    def _stored_itemsize(self) -> int:
+        """Bytes of a number of the maps and features of training images."""
+        return np.dtype(self.architecture.store_dtype).itemsize
 
     @property
     def _batch_images(self) -> int:
@@ -288,7 +300,8 @@ class Predictor:
         size = COMPARED_BYTES
         if self.backend.on_gpu and (memory := self.backend.memory()):
             size = int(memory[2] * GPU_COMPARED_FRACTION)
-        limit, group = size // self.architecture.image_bytes, list[tuple[slice, State]]()
+        image_bytes = self.architecture.image_bytes * self._stored_itemsize // 4
+        limit, group = size // image_bytes, list[tuple[slice, State]]()
         for batch in images.batches(step, first, None if is_last else stop):
             rows = slice(first, first + len(batch))
             if rows.stop > count:

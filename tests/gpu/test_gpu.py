@@ -656,6 +656,41 @@ def test_kernel_ridge_run_equals_that_of_the_cpu(
     assert relative_error(on_gpu.scores(images[:500]), expected) < 1e-3
 
 
+def test_comparisons_stay_within_the_memory(
+    client: Client, backend: Backend, tmp_path: Path
+) -> None:
+    """A task has as many images, and a group as many training images, as memory allows.
+
+    CuPy raises an error beyond its limit. The data have the shapes of CIFAR-10.
+    """
+    rng, pool = np.random.default_rng(0), backend.xp.get_default_memory_pool()
+    images = rng.integers(0, 255, (32_000, 32, 32, 3), dtype=np.uint8)
+    spec = NetworkSpec(
+        filters=64,
+        features="covariance-root",
+        head="kernel-ridge",
+        max_layers=2,
+        store_dtype="float16",
+        stop_at_zero_error=False,
+    )
+    run = RunSpec(array_backend="cupy", keep_maps="none", validation=0.04)
+    clf = ResCNetClassifier(spec, store=tmp_path / "run", run=run)
+    network = clf.fit(images, rng.integers(0, 10, len(images))).network_.on("cupy")
+    expected = network.scores(images[:100])
+    limit = 12 * 2**30
+    pool.free_all_blocks()
+    pool.set_limit(limit)
+    try:
+        count = network.predictor.task_images
+        assert 5000 < count < 10_000
+        scores = network.scores(images[:count])
+        print(f"used {pool.total_bytes() / 2**30:.1f} GiB of {limit / 2**30:.0f}")
+        assert pool.total_bytes() > 0.5 * limit
+    finally:
+        pool.set_limit(0)
+    assert relative_error(scores[:100], expected) < 1e-3
+
+
 def test_weighted_run_equals_that_of_the_cpu(
     client: Client, backend: Backend, tmp_path: Path
 ) -> None:
