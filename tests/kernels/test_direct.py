@@ -63,7 +63,6 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         "MAX_VECTORS": most,
         "split_vectors": split_vectors,
         "add_tile": add_tile_in_bounds,
-        "_add_products": kernels._add_products.py_func,
     }.items():
         monkeypatch.setattr(direct, name, value)
     for module in (convolution, products):

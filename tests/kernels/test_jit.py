@@ -172,3 +172,38 @@ print(second_order_features(maps, 4, 4, (1, 2)).sum())
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     features = second_order_features(np.ones((2, 8, 8, 3), np.float32), 4, 4, (1, 2))
     assert (done.stdout, done.stderr) == (f"[]\n{features.sum()}\n", "")
+
+
+def test_parts_are_compiled_into_kernels(tmp_path: Path) -> None:
+    """Parts have no cache of their own, and rounding is that of kernels: products are fused."""
+    script = """
+import numpy as np
+from rescnet_dist.kernels.cpu.jit import compile_kernel, compile_part
+
+@compile_part
+def multiply_add(a, b, c, into):
+    for i in range(len(into)):
+        into[i] = a[i] * b[i] + c[i]
+
+@compile_kernel
+def call(a, b, c, into):
+    multiply_add(a, b, c, into)
+
+@compile_kernel
+def direct(a, b, c, into):
+    for i in range(len(into)):
+        into[i] = a[i] * b[i] + c[i]
+
+a, b, c = np.random.default_rng(0).normal(size=(3, 101)).astype("f4")
+found, expected, plain = np.empty((3, 101), "f4")
+call(a, b, c, found)
+direct(a, b, c, expected)
+multiply_add(a, b, c, plain)
+assert (found == expected).all()
+assert np.allclose(plain, expected, atol=1e-6)
+"""
+    (tmp_path / "parts.py").write_text(script)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, tmp_path / "parts.py"], env=environment, check=True)
+    indexes = {path.name.split("-")[0] for path in tmp_path.rglob("*.nbi")}
+    assert indexes == {"parts.call", "parts.direct"}

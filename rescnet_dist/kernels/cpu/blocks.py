@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.kernels.cpu.jit import compile_kernel
+from rescnet_dist.kernels.cpu.jit import compile_kernel, compile_part
 
 # Fraction of the mean square, below which a channel counts as constant in its block
 MIN_BLOCK_VARIANCE_FRACTION = 1e-8
@@ -52,7 +52,7 @@ def pool_blocks(
     pairs of a channel with itself are included. power: signed square roots are pooled.
     """
     filters = maps.shape[3]
-    rows, columns, levels = targets.shape
+    rows, columns = targets.shape[:2]
     side = math.gcd(block, stride)
     length, step = block // side, stride // side
     cell_rows = ((rows - 1) * stride + block) // side
@@ -77,10 +77,13 @@ def pool_blocks(
     entries = np.empty(filters, maps.dtype)
     by_offset = np.empty((pooled.shape[1], last_offset + 1, filters), maps.dtype)
     overall = np.empty(filters, maps.dtype)
+    total = np.empty(filters, np.float64)
+    variance = np.empty((columns, rows, filters), maps.dtype)
+    centered = np.empty(area, maps.dtype)
     covariances = np.empty((0, filters), maps.dtype)
 
     for image in range(len(maps)):
-        if not _center(maps[image], values, overall):
+        if not _center(maps[image], values, total, overall):
             _fill(pooled[image], np.nan)  # `max` would drop it
             continue
         for cell in range(len(by_offset)):
@@ -91,15 +94,10 @@ def pool_blocks(
                 _sum_channels(values, side, cells)
             elif offset % 2 == 0:
                 _sum_products(values, side, offset, cells, next_cells)
-            _sum_blocks(
-                next_cells if offset > 0 and offset % 2 else cells,
-                length,
-                step,
-                column_sums,
-                transposed,
-                block_sums,
-                scratch,
-            )
+            summed = next_cells if offset > 0 and offset % 2 else cells
+            _sum_windows(summed, length, step, column_sums, scratch)
+            _swap_axes(column_sums, filters, transposed)
+            _sum_windows(transposed, length, step, block_sums, scratch)
             if offset < 0:
                 for c in range(columns):
                     for r in range(rows):
@@ -107,47 +105,45 @@ def pool_blocks(
                             means[c, r, a] = block_sums[c, r * filters + a] / scalar(area)
                 continue
             if offset == 0:
-                covariances = _normalize(
+                lines = _find_recomputed(block_sums, area, means, variance, recomputed)
+                if lines > len(covariances):
+                    covariances = np.empty((lines, filters), maps.dtype)
+                _normalize(
                     values,
                     overall,
-                    block_sums,
                     block,
                     stride,
                     channelwise,
+                    variance,
+                    recomputed,
+                    centered,
                     means,
                     inverse,
-                    recomputed,
+                    covariances,
                 )
             if offset < first_offset:
                 continue
-            for c in range(columns):
-                for r in range(rows):
-                    sums = block_sums[c, r * filters : (r + 1) * filters]
-                    mean, scale = means[c, r], inverse[c, r]
-                    mean_b, scale_b = mean[offset:], scale[offset:]
-                    if use_max and levels == 1 and not power and recomputed[c, r, filters] == 0:
-                        into = by_offset[targets[r, c, 0], offset]  # the usual case, in one loop
-                        for b in range(filters):
-                            covariance = sums[b] * inverse_area - mean[b] * mean_b[b]
-                            into[b] = max(into[b], covariance * (scale[b] * scale_b[b]))
-                        continue
-                    for b in range(filters):
-                        covariance = sums[b] * inverse_area - mean[b] * mean_b[b]
-                        entries[b] = covariance * (scale[b] * scale_b[b])
-                    if recomputed[c, r, filters]:
-                        _insert_recomputed(recomputed[c, r], covariances, offset, entries)
-                    if power:
-                        for b in range(filters):
-                            entries[b] = math.copysign(math.sqrt(abs(entries[b])), entries[b])
-                    for level in range(levels):
-                        _pool(by_offset[targets[r, c, level], offset], entries, use_max)
+            _pool_offset(
+                block_sums,
+                inverse_area,
+                means,
+                inverse,
+                recomputed,
+                covariances,
+                offset,
+                power,
+                use_max,
+                targets,
+                entries,
+                by_offset,
+            )
         for p in range(len(parents)):
             for offset in range(last_offset + 1):
                 _pool(by_offset[parents[p, 1], offset], by_offset[parents[p, 0], offset], use_max)
         _flatten_pairs(by_offset, first_offset, pooled[image])
 
 
-@compile_kernel
+@compile_part
 def _fill(matrix: Array, value: float) -> None:
     """Set all entries of a matrix; Numba takes longer to compile an assignment to a slice."""
     for i in range(matrix.shape[0]):
@@ -156,15 +152,14 @@ def _fill(matrix: Array, value: float) -> None:
             row[j] = value
 
 
-@compile_kernel
-def _center(image: Array, values: Array, mean: Array) -> bool:
+@compile_part
+def _center(image: Array, values: Array, total: Array, mean: Array) -> bool:
     """Write ReLU(image) minus its mean over the image to values (H, W, 2f), and the mean (f,).
 
     The channels are written twice, one copy after the other, so that channel b + offset can be read
-    without a modulo. Return whether the mean is finite.
+    without a modulo. total (f,) is a buffer in double precision. Return whether the mean is finite.
     """
     height, width, filters = values.shape[0], values.shape[1], image.shape[2]
-    total = np.empty(filters, np.float64)
     for a in range(filters):
         total[a] = 0
     for y in range(height):
@@ -188,7 +183,7 @@ def _center(image: Array, values: Array, mean: Array) -> bool:
     return is_finite
 
 
-@compile_kernel
+@compile_part
 def _sum_channels(values: Array, side: int, cells: Array) -> None:
     """Sum the channels of values (H, W, 2f) in each cell, to cells (rows, columns·f)."""
     filters = values.shape[2] // 2
@@ -204,7 +199,7 @@ def _sum_channels(values: Array, side: int, cells: Array) -> None:
                         into[b] += p[b]
 
 
-@compile_kernel
+@compile_part
 def _sum_products(values: Array, side: int, offset: int, cells: Array, next_cells: Array) -> None:
     """Sum the products of channels b and b + offset in each cell, to cells (rows, columns·f).
 
@@ -246,33 +241,18 @@ def _sum_products(values: Array, side: int, offset: int, cells: Array, next_cell
                     x += 1
 
 
-@compile_kernel
-def _sum_blocks(
-    cells: Array,
-    length: int,
-    step: int,
-    column_sums: Array,
-    transposed: Array,
-    block_sums: Array,
-    scratch: Array,
-) -> None:
-    """Sum cells (y, x·f) over every block, to block_sums (columns, rows·f).
-
-    column_sums (rows, x·f), transposed (x, rows·f) and scratch are buffers.
-    """
-    rows = len(column_sums)
-    filters = block_sums.shape[1] // rows
-    _sum_windows(cells, length, step, column_sums, scratch)
-    for r in range(rows):
-        for x in range(len(transposed)):
-            into = transposed[x, r * filters : (r + 1) * filters]
-            part = column_sums[r, x * filters : (x + 1) * filters]
+@compile_part
+def _swap_axes(source: Array, filters: int, into: Array) -> None:
+    """Copy source (rows, columns·f) to `into` (columns, rows·f)."""
+    for r in range(len(source)):
+        for c in range(len(into)):
+            part = source[r, c * filters : (c + 1) * filters]
+            into_part = into[c, r * filters : (r + 1) * filters]
             for b in range(filters):
-                into[b] = part[b]
-    _sum_windows(transposed, length, step, block_sums, scratch)
+                into_part[b] = part[b]
 
 
-@compile_kernel
+@compile_part
 def _sum_windows(parts: Array, length: int, step: int, sums: Array, scratch: Array) -> None:
     """Write Σ parts[i·step : i·step + length], parts (m, w), to sums[i] (w,), for every i.
 
@@ -322,62 +302,78 @@ def _sum_windows(parts: Array, length: int, step: int, sums: Array, scratch: Arr
                         into[j] += total[j]
 
 
-@compile_kernel
+@compile_part
+def _find_recomputed(
+    squares: Array, area: int, means: Array, variance: Array, recomputed: Array
+) -> int:
+    """Write the variances of the channels in each block, and which of them are recomputed.
+
+    squares (columns, rows·f) are summed over blocks of `area` pixels; means (columns, rows, 2f);
+    variance (columns, rows, f). recomputed (columns, rows, f + 1) holds a line for each channel
+    that must be recomputed from its pixels, -1 for the others, and as its last entry the number of
+    them in the block. Return the number of lines.
+    """
+    columns, rows, filters = variance.shape
+    scalar, lines = variance.dtype.type, 0
+    for c in range(columns):
+        for r in range(rows):
+            sums, mean = squares[c, r * filters : (r + 1) * filters], means[c, r]
+            own_variance, own_lines = variance[c, r], recomputed[c, r]
+            before = lines
+            for a in range(filters):
+                square = sums[a] / scalar(area)
+                own_variance[a] = square - mean[a] ** 2
+                own_lines[a] = -1
+                if not own_variance[a] > scalar(RECOMPUTE_VARIANCE_FRACTION) * square:
+                    own_lines[a] = lines
+                    lines += 1
+            own_lines[filters] = lines - before
+    return lines
+
+
+@compile_part
 def _normalize(
     values: Array,
     overall: Array,
-    squares: Array,
     block: int,
     stride: int,
     channelwise: bool,
+    variance: Array,
+    recomputed: Array,
+    centered: Array,
     means: Array,
     inverse: Array,
-    recomputed: Array,
-) -> Array:
+    covariances: Array,
+) -> None:
     """Compute the inverse deviations of the channels in each block, inverse (columns, rows, 2f).
 
-    squares (columns, rows·f) are summed over blocks. inverse and means (columns, rows, 2f) hold the
-    channels twice, one copy after the other. For channels that are recomputed from their pixels,
-    means are corrected and the normalized covariances (lines, f) with all channels are returned.
-    recomputed (columns, rows, f + 1) holds the line of each such channel, -1 for the others, and
-    as its last entry the number of them in the block.
+    inverse and means (columns, rows, 2f) hold the channels twice, one copy after the other. For
+    channels that are recomputed from their pixels, variance and means are corrected, and the
+    normalized covariances (lines, f) with all channels are written. variance and recomputed are
+    those of `_find_recomputed`; centered (block²,) is a buffer.
     """
-    columns, rows, filters = recomputed.shape[0], recomputed.shape[1], recomputed.shape[2] - 1
+    columns, rows, filters = variance.shape
     scalar, area = values.dtype.type, block * block
-    variance = np.empty((columns, rows, filters), values.dtype)
-    lines = 0
     for c in range(columns):
         for r in range(rows):
-            recomputed[c, r, filters] = 0
+            top, left, mean, scale = r * stride, c * stride, means[c, r], inverse[c, r]
+            own_variance, own_lines = variance[c, r], recomputed[c, r]
             for a in range(filters):
-                square = squares[c, r * filters + a] / scalar(area)
-                variance[c, r, a] = square - means[c, r, a] ** 2
-                recomputed[c, r, a] = -1
-                if not variance[c, r, a] > scalar(RECOMPUTE_VARIANCE_FRACTION) * square:
-                    recomputed[c, r, a] = lines
-                    recomputed[c, r, filters] += 1
-                    lines += 1
-    covariances = np.empty((lines, filters), values.dtype)
-    centered = np.empty(area, values.dtype)
-    for c in range(columns):
-        for r in range(rows):
-            top, left, mean = r * stride, c * stride, means[c, r]
-            for a in range(filters):
-                if recomputed[c, r, a] >= 0:
+                if own_lines[a] >= 0:
                     mean[a] = _center_channel(values, a, top, left, block, centered)
                     total = scalar(0)
                     for p in range(area):
                         total += centered[p] * centered[p]
-                    variance[c, r, a] = total / scalar(area)
-            _invert_deviations(variance[c, r], mean, overall, channelwise, inverse[c, r])
+                    own_variance[a] = total / scalar(area)
+            _invert_deviations(own_variance, mean, overall, channelwise, scale)
             for a in range(filters):
                 mean[filters + a] = mean[a]
             for a in range(filters):
-                if recomputed[c, r, a] >= 0:
-                    line, scale = covariances[recomputed[c, r, a]], inverse[c, r]
+                if own_lines[a] >= 0:
+                    line = covariances[own_lines[a]]
                     for b in range(filters):
                         line[b] = 0
-                    if variance[c, r, a] == 0:
+                    if own_variance[a] == 0:
                         continue
                     _center_channel(values, a, top, left, block, centered)
                     for y in range(block):
@@ -387,10 +383,9 @@ def _normalize(
                                 line[b] += i * (pixel[b] - mean[b])
                     for b in range(filters):
                         line[b] *= scale[a] * scale[b] / scalar(area)
-    return covariances
 
 
-@compile_kernel
+@compile_part
 def _invert_deviations(
     variance: Array, mean: Array, overall: Array, channelwise: bool, inverse: Array
 ) -> None:
@@ -424,7 +419,7 @@ def _invert_deviations(
         inverse[filters + a] = inverse[a]
 
 
-@compile_kernel
+@compile_part
 def _center_channel(
     values: Array, a: int, top: int, left: int, block: int, centered: Array
 ) -> float:
@@ -444,7 +439,48 @@ def _center_channel(
     return start + mean
 
 
-@compile_kernel
+@compile_part
+def _pool_offset(
+    block_sums: Array,
+    inverse_area: float,
+    means: Array,
+    inverse: Array,
+    recomputed: Array,
+    covariances: Array,
+    offset: int,
+    power: bool,
+    use_max: bool,
+    targets: Array,
+    entries: Array,
+    by_offset: Array,
+) -> None:
+    """Pool the normalized covariances of channels b and b + offset to by_offset (cells, o, f)."""
+    columns, rows, filters = recomputed.shape[0], recomputed.shape[1], recomputed.shape[2] - 1
+    levels = targets.shape[2]
+    for c in range(columns):
+        for r in range(rows):
+            sums = block_sums[c, r * filters : (r + 1) * filters]
+            mean, scale = means[c, r], inverse[c, r]
+            mean_b, scale_b = mean[offset:], scale[offset:]
+            if use_max and levels == 1 and not power and recomputed[c, r, filters] == 0:
+                into = by_offset[targets[r, c, 0], offset]  # the usual case, in one loop
+                for b in range(filters):
+                    covariance = sums[b] * inverse_area - mean[b] * mean_b[b]
+                    into[b] = max(into[b], covariance * (scale[b] * scale_b[b]))
+                continue
+            for b in range(filters):
+                covariance = sums[b] * inverse_area - mean[b] * mean_b[b]
+                entries[b] = covariance * (scale[b] * scale_b[b])
+            if recomputed[c, r, filters]:
+                _insert_recomputed(recomputed[c, r], covariances, offset, entries)
+            if power:
+                for b in range(filters):
+                    entries[b] = math.copysign(math.sqrt(abs(entries[b])), entries[b])
+            for level in range(levels):
+                _pool(by_offset[targets[r, c, level], offset], entries, use_max)
+
+
+@compile_part
 def _insert_recomputed(recomputed: Array, covariances: Array, offset: int, entries: Array) -> None:
     """Overwrite the entries (f,) of channels b and b + offset of which one was recomputed."""
     filters = len(entries)
@@ -456,7 +492,7 @@ def _insert_recomputed(recomputed: Array, covariances: Array, offset: int, entri
             entries[b] = covariances[recomputed[other], b]
 
 
-@compile_kernel
+@compile_part
 def _pool(into: Array, entries: Array, use_max: bool) -> None:
     """Pool entries (f,) into `into` (f,), by the maximum or by the sum."""
     if use_max:
@@ -467,7 +503,7 @@ def _pool(into: Array, entries: Array, use_max: bool) -> None:
             into[b] += entries[b]
 
 
-@compile_kernel
+@compile_part
 def _flatten_pairs(by_offset: Array, first_offset: int, pooled: Array) -> None:
     """Copy entries (cells, offset, f) to pairs (cells, a ≤ b), row by row of the triangle.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.kernels.cpu.jit import compile_kernel
+from rescnet_dist.kernels.cpu.jit import compile_kernel, compile_part
 from rescnet_dist.kernels.cpu.layout import write_line
 from rescnet_dist.kernels.cpu.registers import (
     LANES,
@@ -27,7 +27,7 @@ CONVOLVE_SIGNATURE = (
 )
 SUM_RECTANGLES_SIGNATURE = (
     "void(float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], float32[::1], float32[::1], int64, "
-    "int64, int64[:,::1], int64, int64, float64[:,:,::1])"
+    "int64, int64[:,::1], int64, int64, float32[:,:,::1], float64[:,:,::1])"
 )
 
 
@@ -117,6 +117,7 @@ def sum_rectangles(
     rectangles: Array,
     max_pixels: int,
     first_channel: int,
+    sums: Array,
     totals: Array,
 ) -> None:
     """Add Σ pixel·window over the pixels of each rectangle to totals (R, c', w').
@@ -127,7 +128,8 @@ def sum_rectangles(
     (m,), minus shift (c,), times the root of the image, roots (m,). rectangles (R, 5) are how many
     rows the window is below the pixel, and first and last row and column of the pixels, the last
     ones excluded. At most max_pixels are summed in single precision; `batch` images are held at a
-    time. totals have a multiple of TILE_ROWS rows, and columns for whole vectors.
+    time. totals have a multiple of TILE_ROWS rows, and columns for whole vectors. sums (R, c', w')
+    are a buffer of zeros.
     """
     height, width = first.shape[1:3]
     channels = first.shape[3] + second.shape[3]
@@ -135,16 +137,20 @@ def sum_rectangles(
     line = (width + 2 * reach) * channels
     image = height * line
     padded = np.zeros(batch * image + SLACK, np.float32)
-    own_rows = np.arange(TILE_ROWS)
-    count, side, span = totals.shape
-    sums = np.zeros((count, side, span), np.float32)
-    pending = np.zeros(count, np.int64)
+    own_rows = np.empty(TILE_ROWS, np.int64)
+    for row in range(TILE_ROWS):
+        own_rows[row] = row
+    count = len(totals)
+    pending = np.empty(count, np.int64)
+    for index in range(count):
+        pending[index] = 0
     scale = np.empty(channels, np.float32)
     for start in range(0, len(rows), batch):
         m = min(batch, len(rows) - start)
         for i in range(m):
-            scale[:] = roots[start + i]
-            n = rows[start + i]
+            n, root = rows[start + i], roots[start + i]
+            for a in range(channels):
+                scale[a] = root
             for y in range(height):
                 place = i * image + y * line + reach * channels
                 inside = padded[place : place + width * channels]
@@ -187,7 +193,7 @@ def sum_rectangles(
         _flush(sums[index], totals[index], pending, index)
 
 
-@compile_kernel
+@compile_part
 def _add_products(
     padded: Array,
     pixel: int,
@@ -217,7 +223,7 @@ def _add_products(
             x += vectors * LANES
 
 
-@compile_kernel
+@compile_part
 def _flush(sums: Array, total: Array, pending: Array, index: int) -> None:
     """Add sums (c', w') to total (c', w'), and set them to 0; pending[index] pixels were summed."""
     if pending[index]:

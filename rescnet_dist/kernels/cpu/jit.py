@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.extending import register_jitable
 
 from rescnet_dist._compat import (
     add_to_numba_source_stamp,
@@ -26,6 +27,7 @@ from rescnet_dist._compat import (
 MAX_COMPILE_SECONDS = 300
 COMPILE_POLL_SECONDS = 0.1
 LOCK_FILE = "rescnet-compile.lock"  # in the folder of Numba's cache
+FAST_MATH = {"contract", "nsz"}  # what LLVM may do
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -37,12 +39,22 @@ def compile_kernel(function: Function) -> Function:
     this one changes, as kernels contain the functions and constants of others. If no cache folder
     is writable (see Numba's NUMBA_CACHE_DIR), the function is compiled in each process.
     """
-    options: Any = {"nogil": True, "fastmath": {"contract", "nsz"}}
+    options: Any = {"nogil": True, "fastmath": FAST_MATH}
     with contextlib.suppress(RuntimeError):  # no folder is writable
         kernel = numba.njit(cache=True, **options)(function)
         if not hasattr(kernel, "compile") or add_to_numba_source_stamp(kernel, _hash_sources()):
             return cast(Function, kernel)
     return cast(Function, numba.njit(**options)(function))
+
+
+def compile_part(function: Function) -> Function:
+    """Compile a function that only kernels call, as a part of them; it must not allocate arrays.
+
+    It has neither entry points for Python and C nor a cache of its own, nor does it count
+    references, which saves a tenth of the time of compiling. A call from Python is not compiled.
+    """
+    options: Any = {"fastmath": FAST_MATH, "no_cfunc_wrapper": True, "_nrt": False}
+    return register_jitable(**options)(function)
 
 
 @cache

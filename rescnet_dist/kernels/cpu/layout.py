@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.kernels.cpu.jit import compile_kernel
+from rescnet_dist.kernels.cpu.jit import compile_kernel, compile_part
 
 WRITE_PATCHES_SIGNATURE = (
     "void(float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], float32[::1], float32[::1], "
@@ -22,7 +22,7 @@ GATHER_SUMS_SIGNATURE = (
 )
 
 
-@compile_kernel
+@compile_part
 def write_line(first: Array, second: Array, low: Array, scale: Array, line: Array) -> None:
     """Write (pixel − low)·scale of a row, first (W, f) and second (W, d), to line (W·c,)."""
     width, f, d = first.shape[0], first.shape[1], second.shape[1]
@@ -35,7 +35,7 @@ def write_line(first: Array, second: Array, low: Array, scale: Array, line: Arra
             into[a] = (second_pixel[a] - low[f + a]) * scale[f + a]
 
 
-@compile_kernel
+@compile_part
 def _copy(source: Array, into: Array) -> None:
     """Copy source (n,) to into (n,)."""
     for a in range(len(into)):

@@ -141,6 +141,7 @@ def sum_displacement_products(inputs: LayerInput, size: int, shift: Array) -> Ar
             rectangles,
             MAX_SUMMED_PIXELS,
             first,
+            np.zeros(totals.shape, np.float32),
             totals,
         )
         sums = totals[:, : channels - first, : (2 * size - 1) * channels]
