@@ -1,6 +1,6 @@
-"""Average the networks of several seeds: python fused.py NAME FILE... writes fused/NAME.json.
+"""Average networks of one or several results: python fused.py NAME FILE... writes fused/NAME.json.
 
-The files are those of `make.py NAME --seed K --scores FILE`. The scores of a fused network with
+The files are those of `make.py RESULT --seed K --scores FILE`. The scores of a fused network with
 equal weights are the mean of the scores of its networks, so that nothing is evaluated again, and no
 weight is fitted.
 """
@@ -10,20 +10,22 @@ from __future__ import annotations
 import json
 import os
 import statistics
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from make import HERE, RESULTS, find_accuracy, format_accuracy
+from make import HERE, find_accuracy, format_accuracy
 
 from rescnet_dist.cli.common import HELP_SETTINGS
 from rescnet_dist.cli.files import check_folder, open_atomic
 from rescnet_dist.cli.group import exit_codes
-from rescnet_dist.errors import DataError, RescnetError, suggest_name
+from rescnet_dist.errors import DataError, RescnetError
 
-FUSED_VERSION = 1
+FUSED_VERSION = 2  # 1 had the number of networks of one result
+NOT_SCORES = ("codes", "name", "seed")  # of the arrays of a file
 HEAD = ("networks", "test %, their mean", "test %, fused", "fused, averaged over flips")
 
 
@@ -33,7 +35,7 @@ HEAD = ("networks", "test %, their mean", "test %, fused", "fused, averaged over
 @click.option("--into", default=str(HERE / "fused"), help="folder of the record  [default: fused]")
 @click.option("--table", "as_table", is_flag=True, help="print the table of all records")
 def main(name: str | None, files: tuple[str, ...], into: str, as_table: bool) -> None:
-    """Average the scores of networks of the result NAME, and write NAME.json.
+    """Average the scores of networks, and write NAME.json, with a NAME of your choice.
 
     \b
     Example:
@@ -46,9 +48,8 @@ def main(name: str | None, files: tuple[str, ...], into: str, as_table: bool) ->
         if as_table:
             click.echo(format_table(read_records(Path(into))))
             return
-        if name not in RESULTS:
-            problem = f"There is no result {name!r}." if name else "No result is named."
-            raise RescnetError(f"{problem} {suggest_name(name or '', RESULTS)}")
+        if not name:
+            raise RescnetError("No record is named. Give a name, then the files of scores.")
         record = fuse(name, files)
         path = os.path.join(into, f"{name}.json")
         os.makedirs(into, exist_ok=True)
@@ -72,7 +73,7 @@ def fuse(name: str, files: tuple[str, ...]) -> dict[str, Any]:
         for other, earlier in zip(files[:number], parts, strict=False):
             if np.array_equal(part["plain"], earlier["plain"]):
                 raise DataError(f"{path} has the scores of {other}. Name each network once.")
-    averages = [key for key in parts[0] if key != "codes"]
+    averages = [key for key in parts[0] if key not in NOT_SCORES]
     alone = {key: [find_accuracy(part[key], codes) for part in parts] for key in averages}
     fused = {
         key: find_accuracy(np.mean([part[key] for part in parts], axis=0), codes)
@@ -81,8 +82,7 @@ def fuse(name: str, files: tuple[str, ...]) -> dict[str, Any]:
     return {
         "version": FUSED_VERSION,
         "name": name,
-        "title": RESULTS[name].title,
-        "networks": len(files),
+        "networks": [{"name": str(part["name"]), "seed": int(part["seed"])} for part in parts],
         "test_images": len(codes),
         "alone": alone,
         "fused": fused,
@@ -94,10 +94,14 @@ def check_comparable(path: str, part: dict[str, Any], first: str, expected: dict
     """Raise DataError if scores are of other images, classes or averages than the first ones."""
     if not np.array_equal(part["codes"], expected["codes"]):
         raise DataError(f"{path} has other test images than {first}. Name scores of the same ones.")
-    shapes, known = ({key: part[key].shape for key in part} for part in (part, expected))
+    shapes, known = (
+        {key: array.shape for key, array in scores.items() if key not in NOT_SCORES}
+        for scores in (part, expected)
+    )
     if shapes != known:
         raise DataError(
-            f"{path} has scores {shapes}, but {first} has {known}. Name networks of one result."
+            f"{path} has scores {shapes}, but {first} has {known}. Name networks of the same data "
+            "whose scores are averaged over the same copies."
         )
 
 
@@ -105,7 +109,7 @@ def read_scores(path: str) -> dict[str, Any]:
     """Read the arrays of a file of scores."""
     try:
         with np.load(path) as arrays:
-            return {key: arrays[key] for key in ("codes", "plain", *arrays)}
+            return {key: arrays[key] for key in (*NOT_SCORES, "plain", *arrays)}
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"{path} cannot be read as scores ({error}). Name a file that `make.py --scores` wrote."
@@ -113,9 +117,8 @@ def read_scores(path: str) -> dict[str, Any]:
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Read all records in a folder, in the order of `RESULTS`."""
-    paths = [folder / f"{name}.json" for name in RESULTS]
-    found = [json.loads(path.read_text()) for path in paths if path.exists()]
+    """Read all records in a folder, in the order of their names."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     if not found:
         raise RescnetError(f"There is no record in {folder}. Name another folder with --into.")
     return found
@@ -126,7 +129,8 @@ def format_table(records: list[dict[str, Any]]) -> str:
     lines = [HEAD, ("---",) * len(HEAD)]
     for record in records:
         alone, fused, count = record["alone"], record["fused"], record["test_images"]
-        what = f"{record['networks']} of `{record['name']}`"
+        counts = Counter(network["name"] for network in record["networks"])
+        what = ", ".join(f"{number} of `{name}`" for name, number in counts.items())
         mean = f"{100 * statistics.mean(alone['plain']):.2f}"
         cells = [format_accuracy(fused.get(key), count) for key in ("plain", "flips")]
         lines.append((what, mean, *cells))

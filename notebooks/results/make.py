@@ -156,6 +156,12 @@ RESULTS = {
     "cifar10-kernel-flips": Result(
         "CIFAR-10, flips, correlation roots, kernel", "cifar10", 0.8835, "flips"
     ),
+    "cifar10-kernel-flips-block8": Result(
+        "CIFAR-10, flips, correlation roots of small blocks, kernel", "cifar10", 0.8835, "flips"
+    ),
+    "cifar10-kernel-flips-contrast1": Result(
+        "CIFAR-10, flips, narrow contrast, correlation roots, kernel", "cifar10", 0.8835, "flips"
+    ),
     "cifar100-kernel": Result(
         "CIFAR-100, correlation roots, kernel", "cifar100", 0.649, "no copies"
     ),
@@ -248,7 +254,7 @@ def main(
         record, scores = make(name, data, test_data, location, cluster_flags, given)
         if scores_path:
             with open_atomic(scores_path, binary=True) as file:
-                np.savez(file, **scores)
+                np.savez(file, name=record["name"], seed=record["seed"], **scores)
         with open_atomic(path) as file:
             file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         click.echo(format_table([record]))

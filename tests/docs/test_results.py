@@ -431,10 +431,12 @@ def test_fused_networks(script: Any, client: Client, tmp_path: Path) -> None:
         done = make(script, "digits", "--store", store, "--scores", path, *options)
         assert done.exit_code == 0, done.output
     done = CliRunner().invoke(
-        fused.main, ["digits", *map(str, files), "--into", str(tmp_path / "fused")]
+        fused.main, ["seeds", *map(str, files), "--into", str(tmp_path / "fused")]
     )
     assert done.exit_code == 0, done.output
-    record = json.loads((tmp_path / "fused/digits.json").read_text())
+    record = json.loads((tmp_path / "fused/seeds.json").read_text())
+    assert record["networks"] == [{"name": "digits", "seed": seed} for seed in range(2)]
+    assert "| 2 of `digits` |" in done.output
 
     X, y = rd.load_digits("test")
     networks = [Network.load(tmp_path / str(seed)) for seed in range(2)]
@@ -446,7 +448,7 @@ def test_fused_networks(script: Any, client: Client, tmp_path: Path) -> None:
     assert record["alone"] == {"plain": alone}
     assert record["fused"]["plain"] != alone[0] != alone[1]
 
-    done = CliRunner().invoke(fused.main, ["digits", str(files[0]), "--into", str(tmp_path)])
+    done = CliRunner().invoke(fused.main, ["seeds", str(files[0]), "--into", str(tmp_path)])
     assert done.exit_code == 2
     assert "at least 2 networks" in done.output
     with np.load(files[1]) as arrays:
@@ -456,23 +458,23 @@ def test_fused_networks(script: Any, client: Client, tmp_path: Path) -> None:
     for other, message in (
         (PAGE, "cannot be read as scores"),
         (files[0], "0.npz has the scores of .*0.npz. Name each network once"),
-        (tmp_path / "flips.npz", "flips.npz has scores .* Name networks of one result"),
+        (tmp_path / "flips.npz", "flips.npz has scores .* averaged over the same copies"),
         (tmp_path / "other.npz", "other.npz has other test images than .*0.npz"),
     ):
-        done = CliRunner().invoke(fused.main, ["digits", str(files[0]), str(other)])
+        done = CliRunner().invoke(fused.main, ["seeds", str(files[0]), str(other)])
         assert done.exit_code == 2
         assert re.search(message, done.output)
 
 
 @pytest.mark.parametrize("path", FUSED, ids=lambda path: path.stem)
 def test_fused_networks_are_those_of_the_results(path: Path) -> None:
-    """Their accuracies are those of all seeds of the result."""
+    """Their accuracies are those of the results of that name and seed."""
     record = json.loads(path.read_text())
-    results = (json.loads(p.read_text()) for p in STORED)
-    seeds = [result for result in results if result["name"] == record["name"]]
-    assert len(seeds) == record["networks"]
+    results = [json.loads(p.read_text()) for p in STORED]
+    found = {(result["name"], result["seed"]): result for result in results}
+    networks = [found[network["name"], network["seed"]] for network in record["networks"]]
     for key, how in (("test", "plain"), ("test_averaged_over_flips", "flips")):
-        assert sorted(result[key] for result in seeds) == sorted(record["alone"][how])
+        assert [result[key] for result in networks] == record["alone"][how]
 
 
 def test_page_shows_the_fused_networks(script: Any) -> None:
