@@ -28,8 +28,7 @@ def automatic_options(
     the preset "digits", in proportion to their size.
 
     The head is "regress", which does not collapse on small data; for "classify" the scale and the
-    steps are the small ones that it needs. "kernel-ridge" keeps its own ridge, which is relative to
-    the kernel. Any other head gets the options that it shares with "regress".
+    steps are the small ones that it needs. Any other head takes over the options of "regress".
     """
     height, width, channels = image_shape
     side = min(height, width)
@@ -55,9 +54,6 @@ def automatic_options(
         options |= {"learning_rate": 0.7, "max_layers": 4}
     if head == "classify":
         options |= {"head": "classify", "sigma": 2.0, "learning_rate": 0.2}
-    if head == "kernel-ridge":
-        options["head"] = head
-        del options["ridge"]
     return options
 
 

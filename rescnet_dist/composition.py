@@ -103,6 +103,14 @@ def _changed_values(component: Component) -> dict[str, Any]:
     }
 
 
+def _values_to_take_over(component: Component, old: Component) -> dict[str, Any]:
+    """Return the flat options of an old component that mean the same in a new one."""
+    if old.name == component.name:
+        return _changed_values(old)
+    own_scale = {kind.prefix + name for kind in (component, old) for name in kind.own_scale}
+    return {name: value for name, value in _changed_values(old).items() if name not in own_scale}
+
+
 def update_component(component: Any, changes: Mapping[str, Any]) -> Any:
     """Return a component with those flat options changed that it has."""
     declared = _own_options(type(component))
@@ -139,9 +147,9 @@ def make_component(
 ) -> Any:
     """Return a component from itself, its name, or a table with its name and options.
 
-    A name takes over the options of current components that are not the default; a table has the
-    default where it says nothing. A table without a name changes the only current component. A
-    table in a store may have names of earlier releases.
+    A name takes over the options of current components that are not the default and have the same
+    scale; a table has the default where it says nothing. A table without a name changes the only
+    current component. A table in a store may have names of earlier releases.
     """
     current = list(current)
     if isinstance(value, registry.base):
@@ -149,7 +157,7 @@ def make_component(
     if isinstance(value, str):
         component = registry.get(value).from_dict({})
         for old in current:
-            component = update_component(component, _changed_values(old))
+            component = update_component(component, _values_to_take_over(component, old))
         return component
     if isinstance(value, Mapping):
         options = {key: item for key, item in value.items() if key != "name"}

@@ -19,6 +19,8 @@ from rescnet_dist.model.filters.dct import DCT
 from rescnet_dist.model.filters.pca import PCA
 from rescnet_dist.model.filters.stacked_lda import StackedLDA
 from rescnet_dist.model.heads.classify import Classify
+from rescnet_dist.model.heads.kernel_ridge import KernelRidge
+from rescnet_dist.model.heads.leave_one_out import LeaveOneOut
 from rescnet_dist.model.heads.regress import Regress
 from rescnet_dist.model.views.contrast import Contrast
 from rescnet_dist.model.views.image import Image
@@ -119,6 +121,17 @@ def test_a_component_given_by_name_takes_over_what_was_set():
     assert spec.replace(head=Regress()).head == Regress()
     assert spec.replace(head={"sigma": 8.0}).head == Classify(ridge=0.3, target=0.7, sigma=8.0)
     assert NetworkSpec(lda_draws=4).replace(bank="stacked-lda").lda_draws == 4
+
+
+def test_options_on_another_scale_are_not_taken_over():
+    """The ridge of a kernel is relative to 1, those of other heads to variances of features."""
+    spec = NetworkSpec(ridge=0.3, target=0.7)
+    replaced = spec.replace(head="kernel-ridge")
+    assert replaced.head == KernelRidge(target=0.7)
+    assert spec.replace(head="kernel-ridge", ridge=0.3).head == KernelRidge(ridge=0.3, target=0.7)
+    changed = replaced.replace(ridge=0.5, width=2.0)
+    assert changed.replace(head="kernel-ridge").head == changed.head
+    assert changed.replace(head="leave-one-out").head == LeaveOneOut(target=0.7)
 
 
 def test_flat_options_are_for_all_components_that_have_them():

@@ -35,12 +35,16 @@ class Component(Options):
     prefix : str
         What the options are prefixed with where they stand next to those of other components: on
         the command line and as flat options of `NetworkSpec`.
+    own_scale : frozenset of str
+        Names of options that other components have, too, but on another scale: a component that
+        takes the place of another one does not take them over.
     """
 
     __slots__ = ()
 
     name: ClassVar[str]
     prefix: ClassVar[str] = ""
+    own_scale: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def check_class(cls) -> None:

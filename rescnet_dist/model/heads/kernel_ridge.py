@@ -43,6 +43,7 @@ class KernelRidge(SampleHead):
     """
 
     name: ClassVar[str] = "kernel-ridge"
+    own_scale: ClassVar[frozenset[str]] = frozenset({"ridge"})
     arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "weights": ("training_image", "class"),
         "corrections": ("row", "class"),
