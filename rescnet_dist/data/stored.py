@@ -25,13 +25,17 @@ from rescnet_dist.data.sources.source import (
 from rescnet_dist.errors import DataError, RescnetError, StoreReadError
 from rescnet_dist.store import (
     DATASET_FORMAT,
+    FUSED_FORMAT,
     IMAGE_DIMS,
+    NETWORK_FORMAT,
+    RUN_FORMAT,
     Location,
     StoredArray,
     check_format,
     check_version,
     chunk_problem,
     limit_retries,
+    read_format_name,
     read_region,
 )
 
@@ -240,6 +244,12 @@ def _find_array(
     for name in candidates:
         if name in names:
             return name
+    kind = read_format_name(location)
+    if kind in (RUN_FORMAT, NETWORK_FORMAT, FUSED_FORMAT):
+        raise DataError(
+            f"{location.url} is a {kind} store, not a dataset. Give the data that it was trained "
+            "on, or other images."
+        )
     raise DataError(
         f"{location.url} has the variables {names}, and none with {purpose}. Name it "
         f"{' or '.join(candidates[:2])}."

@@ -390,6 +390,15 @@ def test_bad_input_prints_a_message_without_traceback(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_run_is_not_taken_for_a_dataset(stored_run: str, tmp_path: Path, command: str):
+    """The message says what was found at the URL."""
+    store = ("--store", tmp_path / "run") if command == "train" else ()
+    result = run(command, stored_run, *store)
+    assert result.exit_code == 2
+    assert f"{stored_run} is a rescnet-run store, not a dataset" in result.output
+
+
 def test_train_rejects_a_store_with_a_run(stored_run: str):
     """The message has the remedy."""
     result = run("train", "--store", stored_run, *SMALL)
