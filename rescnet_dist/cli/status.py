@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 
 @contextmanager
 def show_status(text: str, *, quiet: bool = False) -> Iterator[None]:
     """Show a spinner and a text on a terminal during the body, unless `quiet`."""
-    console = Console(stderr=True)
-    if console.is_terminal and not quiet:
-        with console.status(text):
-            yield
-    else:
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console  # slow to import, and only terminals need it
+
+    with Console(stderr=True).status(text):
         yield
 
 
@@ -34,12 +26,24 @@ def show_progress(title: str, unit: str) -> Iterator[Any]:
 
     Yield a function that updates it from the amount done and the total.
     """
-    console = Console(stderr=True)
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console  # slow to import, and only terminals need it
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         *(SpinnerColumn(), TextColumn(title), BarColumn(), MofNCompleteColumn()),
         *(TextColumn(unit), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=None, rate="")
 
         def update(done: int, total: int | None) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.cpu.variance import MIN_VARIANCE_FRACTION
 from rescnet_dist.kernels.pooling import assign_cells, block_starts
 from rescnet_dist.model.graph import OnnxGraph, ints
 
@@ -112,8 +113,6 @@ class BlockGraph:
 
         The deviation is that of each channel, or that of all pixels and channels of the block.
         """
-        from rescnet_dist.kernels.cpu.blocks import MIN_BLOCK_VARIANCE_FRACTION  # imports Numba
-
         add, f = self.graph.add, self.filters
         flat = add("Reshape", covariances, ints(0, self.rows, self.columns, f * f))
         variance = add("Gather", flat, np.arange(f) * (f + 1), axis=3)
@@ -123,7 +122,7 @@ class BlockGraph:
             variance = add("Add", variance, add("Mul", centered, centered))
             variance = add("ReduceMean", variance, ints(3), keepdims=1)
             square = add("ReduceMean", square, ints(3), keepdims=1)
-        smallest = add("Mul", square, np.float32(MIN_BLOCK_VARIANCE_FRACTION))
+        smallest = add("Mul", square, np.float32(MIN_VARIANCE_FRACTION))
         varies = add("Greater", variance, smallest)
         positive = add("Where", varies, variance, np.float32(1))
         inverse = add("Reciprocal", add("Sqrt", positive))

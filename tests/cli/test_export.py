@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,16 @@ def test_network_is_exported(stored: str, tmp_path: Path) -> None:
     (scores,) = onnxruntime.InferenceSession(path).run(["scores"], {"images": images})
     expected = make_network(SMALL).scores(Images(images))
     np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-4)
+
+
+def test_export_does_not_import_numba(stored: str, tmp_path: Path) -> None:
+    """It computes no features, and Numba takes a quarter of a second."""
+    code = (
+        "import sys\nfrom rescnet_dist.cli import main\n"
+        f"main(['export', {stored!r}, {str(tmp_path / 'net.onnx')!r}], standalone_mode=False)\n"
+        "sys.exit('numba' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_second_file_is_named(stored: str, tmp_path: Path) -> None:

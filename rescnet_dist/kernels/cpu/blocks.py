@@ -17,11 +17,11 @@ import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.jit import compile_kernel, compile_part
+from rescnet_dist.kernels.cpu.variance import (
+    MIN_VARIANCE_FRACTION,
+    RECOMPUTE_VARIANCE_FRACTION,
+)
 
-# Fraction of the mean square, below which a channel counts as constant in its block
-MIN_BLOCK_VARIANCE_FRACTION = 1e-8
-# Fraction of the mean square about the image's mean, below which a channel is recomputed by pixels
-RECOMPUTE_VARIANCE_FRACTION = 1e-2
 WINDOW_SUM_COLUMNS = 512  # summed at a time, so that they stay in the fastest cache
 MAX_DIRECT_CELLS = 4  # along a block, up to which cells are simply added
 POOL_BLOCKS_SIGNATURE = (  # in single precision
@@ -403,16 +403,12 @@ def _invert_deviations(
         level = mean[a] + overall[a]
         square = variance[a] + level * level
         inverse[a] = (
-            1 / math.sqrt(variance[a])
-            if variance[a] > MIN_BLOCK_VARIANCE_FRACTION * square
-            else 0.0
+            1 / math.sqrt(variance[a]) if variance[a] > MIN_VARIANCE_FRACTION * square else 0.0
         )
         spread += variance[a] + (level - grand_mean) ** 2
         whole += square
     if not channelwise:
-        common = (
-            math.sqrt(filters / spread) if spread > MIN_BLOCK_VARIANCE_FRACTION * whole else 0.0
-        )
+        common = math.sqrt(filters / spread) if spread > MIN_VARIANCE_FRACTION * whole else 0.0
         for a in range(filters):
             inverse[a] = common
     for a in range(filters):

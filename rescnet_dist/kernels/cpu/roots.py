@@ -7,11 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array, signed_root
+from rescnet_dist.kernels.cpu.variance import MIN_VARIANCE_FRACTION
 from rescnet_dist.kernels.first_order import COMBINE
-
-# Fraction of the mean square, below which a channel counts as constant in its block, as in
-# second-order features
-MIN_VARIANCE_FRACTION = 1e-8
 
 
 def pool_roots(
