@@ -28,6 +28,8 @@ class Head(Component, ABC):
     arrays: ClassVar[Mapping[str, tuple[str, ...]]]  # stored arrays and their dimension names
     training_arrays: ClassVar[frozenset[str]] = frozenset()  # not used by `correction`
     fits_samples: ClassVar[bool] = False  # whether it is a SampleHead
+    # Why the training accuracy may collapse, and the remedy, if a smaller step is not the one
+    collapse_advice: ClassVar[str] = ""
     ridge: float
     target: float
 

@@ -101,9 +101,5 @@ def describe_collapse(fallen: Accuracy, best: Accuracy, spec: NetworkSpec) -> st
         f"The training accuracy has fallen from {100 * best.train:.1f} % to "
         f"{100 * fallen.train:.1f} % after layer {fallen.layer}. "
     )
-    if spec.head.name == "classify":
-        return text + (
-            'The head "classify" is unstable with few images per class, a large learning_rate or '
-            'a sigma that does not fit the ridge. Train with head="regress" (--head regress).'
-        )
-    return text + f"Train with a learning_rate below {spec.learning_rate:g}, or a larger ridge."
+    smaller_step = f"Train with a learning_rate below {spec.learning_rate:g}, or a larger ridge."
+    return text + (spec.head.collapse_advice or smaller_step)

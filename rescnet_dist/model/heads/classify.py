@@ -33,6 +33,10 @@ class Classify(LinearHead):
     """One-vs-rest LDA of the class and the sign of the largest error; adds probabilities."""
 
     name: ClassVar[str] = "classify"
+    collapse_advice: ClassVar[str] = (
+        'The head "classify" is unstable with few images per class, a large learning_rate or a '
+        'sigma that does not fit the ridge. Train with head="regress" (--head regress).'
+    )
 
     ridge: float = option(
         1.0,
