@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
@@ -450,6 +450,11 @@ def _check_scores(scores: Array, images: Array, first: int, scale: ImageScale) -
         )
 
 
+def _one_thread(predictor: Predictor) -> AbstractContextManager[None]:
+    """Return a context with one BLAS thread; only heads that compare images use SciPy's BLAS."""
+    return blas_threads(1, numpy_only=predictor.training_images is None)
+
+
 def _get_first_index(block_info: Any) -> int:
     """Return the index of the first image of a block, from the `block_info` of `map_blocks`."""
     return int(block_info[0]["array-location"][0][0]) if block_info else 0
@@ -474,7 +479,7 @@ def compare_part(
     The shape is (n, 1 + copies, L, C) for the layers up to a number, all if it is None; see
     `Predictor.compare`.
     """
-    with blas_threads(1):
+    with _one_thread(predictor):
         return predictor.compare(images, _get_first_index(block_info), augment, part, layer)
 
 
@@ -508,7 +513,7 @@ def compute_scores(
         state = _get_state(states, layer)
         out[rows] = predictor.scores(state, images[rows], first + rows.start)
 
-    with blas_threads(1):
+    with _one_thread(predictor):
         predictor.run(images, first, augment, use, depth=layer)
     return out
 
@@ -525,7 +530,7 @@ def compute_staged_scores(
         for stage, state in enumerate(states):
             out[rows, stage] = predictor.scores(state, images[rows], first + rows.start)
 
-    with blas_threads(1):
+    with _one_thread(predictor):
         predictor.run(images, first, augment, use)
     return out
 
@@ -549,7 +554,7 @@ def compute_features(
             features = backend.get(architecture.extract(state.maps[slab], layer))
             out[rows.start + slab.start : rows.start + slab.stop] = features
 
-    with blas_threads(1):
+    with _one_thread(predictor):
         predictor.run(images, _get_first_index(block_info), augment, use, heads=False)
     return out
 
