@@ -167,7 +167,7 @@ STORES: dict[str, Case] = {
     "data that are a run": (
         None,
         ("train", "run", "--preset", "digits", "--store", "new"),
-        ["has the variables", "none with images"],
+        ["is a rescnet-run store, not a dataset", "Give the data that it was trained on"],
     ),
     "images without labels": (
         write_data(images=X), OTHER, ["other.zarr has no labels", "Name the variable labels"]
