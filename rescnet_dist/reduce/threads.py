@@ -22,7 +22,8 @@ class _ThreadLimit:
         self.changed = threading.Condition()
         self.threads = 0
         self.users = 0
-        self.previous: Any = None
+        self.controller: ThreadpoolController | None = None  # of the libraries that are limited
+        self.limiters = list[Any]()  # know the numbers of threads before the limit
 
 
 _limit = _ThreadLimit()  # keeps tasks from fighting for the limit, so that any thread may set it
@@ -43,9 +44,12 @@ def blas_threads(count: int, *, numpy_only: bool = False) -> Iterator[None]:
     with _limit.changed:
         _limit.changed.wait_for(lambda: _limit.users == 0 or _limit.threads == count)
         release_openblas_control()
-        limiter = _find_blas(len(sys.modules)).limit(limits=count, user_api="blas")
-        if _limit.users == 0:
-            _limit.previous, _limit.threads = limiter, count
+        controller = _find_blas(len(sys.modules))
+        limiter = controller.limit(limits=count, user_api="blas")
+        _limit.threads = count
+        if controller is not _limit.controller:  # the first task, or a library was loaded since
+            _limit.controller = controller
+            _limit.limiters.append(limiter)
         _limit.users += 1
     try:
         yield
@@ -53,8 +57,10 @@ def blas_threads(count: int, *, numpy_only: bool = False) -> Iterator[None]:
         with _limit.changed:
             _limit.users -= 1
             if _limit.users == 0:
-                release_openblas_control()
-                _limit.previous.restore_original_limits()
+                while _limit.limiters:  # the last one first, as the first one knows no limit
+                    release_openblas_control()
+                    _limit.limiters.pop().restore_original_limits()
+                _limit.controller = None
                 release_openblas_control()  # so that any thread can set the next limit
                 _limit.changed.notify_all()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -30,3 +31,34 @@ def test_scipy_is_loaded_before_its_threads_are_limited(numpy_only: bool, loaded
     found = done.stdout.split()
     assert found[0] == loaded
     assert numpy_only or (len(found) > 1 and set(found[1:]) == {"True"}), found
+
+
+# How many threads SciPy's BLAS has after tasks, if the second task loads it during the first.
+SHARED_SCRIPT = """
+import threading
+import numpy, scipy
+from threadpoolctl import threadpool_info
+from rescnet_dist.reduce import blas_threads
+
+def count_threads():
+    return {part["num_threads"] for part in threadpool_info() if part["user_api"] == "blas"}
+
+def run_task():
+    with blas_threads(3):
+        print(*count_threads())
+
+before = count_threads()
+with blas_threads(3, numpy_only=True):
+    task = threading.Thread(target=run_task)
+    task.start()
+    task.join()
+print(count_threads() == before)
+"""
+
+
+def test_threads_of_a_blas_loaded_by_another_task_are_restored() -> None:
+    """Tasks that share a limit leave no library with it, whichever task has loaded the library."""
+    command = [sys.executable, "-c", SHARED_SCRIPT]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}  # that of libraries loaded later, too
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == ["3", "True"]
