@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import zipfile
 from collections import Counter
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from make import HERE, find_accuracy, format_accuracy
 from rescnet_dist.cli.common import HELP_SETTINGS
 from rescnet_dist.cli.files import check_folder, open_atomic
 from rescnet_dist.cli.group import exit_codes
-from rescnet_dist.errors import DataError, RescnetError
+from rescnet_dist.errors import DataError, RescnetError, pluralize
 
 FUSED_VERSION = 2  # 1 had the number of networks of one result
 NOT_SCORES = ("codes", "name", "seed")  # of the arrays of a file
@@ -46,25 +48,36 @@ def main(name: str | None, files: tuple[str, ...], into: str, as_table: bool) ->
     """
     with exit_codes():
         if as_table:
+            if name:
+                raise RescnetError(
+                    f"--table prints all records, but {name!r} is given. Omit the name."
+                )
             click.echo(format_table(read_records(Path(into))))
             return
         if not name:
             raise RescnetError("No record is named. Give a name, then the files of scores.")
+        if name.endswith(".npz"):
+            raise RescnetError(
+                f"The record would be named {name}, like a file of scores. Give a name, then the "
+                "files of scores."
+            )
         record = fuse(name, files)
         path = os.path.join(into, f"{name}.json")
-        os.makedirs(into, exist_ok=True)
-        check_folder(path)
+        with suppress(OSError):
+            os.makedirs(into, exist_ok=True)
+        check_folder(path)  # raises an error that says what is wrong
         with open_atomic(path) as file:
             file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         click.echo(format_table([record]))
+        click.echo(f"wrote {path}", err=True)
 
 
 def fuse(name: str, files: tuple[str, ...]) -> dict[str, Any]:
     """Return the record of the networks whose scores are in these files."""
     if len(files) < 2:
         raise DataError(
-            f"{len(files)} files of scores are given, but at least 2 networks are averaged. Name "
-            "those that `make.py --scores` has written."
+            f"After the name come {pluralize(len(files), 'file')} of scores, but at least 2 "
+            "networks are averaged. Name those that `make.py --scores` has written."
         )
     parts = [read_scores(path) for path in files]
     codes = parts[0]["codes"]
@@ -108,9 +121,9 @@ def check_comparable(path: str, part: dict[str, Any], first: str, expected: dict
 def read_scores(path: str) -> dict[str, Any]:
     """Read the arrays of a file of scores."""
     try:
-        with np.load(path) as arrays:
+        with open(path, "rb") as file, np.load(file) as arrays:
             return {key: arrays[key] for key in (*NOT_SCORES, "plain", *arrays)}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{path} cannot be read as scores ({error}). Name a file that `make.py --scores` wrote."
         ) from None
@@ -118,10 +131,23 @@ def read_scores(path: str) -> dict[str, Any]:
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
     """Read all records in a folder, in the order of their names."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    found = [read_record(path) for path in sorted(folder.glob("*.json"))]
     if not found:
         raise RescnetError(f"There is no record in {folder}. Name another folder with --into.")
     return found
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read the record of averaged networks."""
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+        format_table([record])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RescnetError(
+            f"{path} is not a record of this command ({type(error).__name__}: {error}). Name "
+            "another folder with --into, or remove the file."
+        ) from None
+    return record
 
 
 def format_table(records: list[dict[str, Any]]) -> str:

@@ -466,6 +466,35 @@ def test_fused_networks(script: Any, client: Client, tmp_path: Path) -> None:
         assert re.search(message, done.output)
 
 
+def test_bad_input_of_fused_networks(script: Any, tmp_path: Path) -> None:
+    """What is wrong is said without a traceback, and nothing is written."""
+    fused = importlib.import_module("fused")
+    codes, random = np.arange(20) % 10, np.random.default_rng(0)
+    good = [str(tmp_path / f"{seed}.npz") for seed in range(2)]
+    for seed, path in enumerate(good):
+        np.savez(path, name="digits", seed=seed, codes=codes, plain=random.random((20, 10)))
+    cut, records = tmp_path / "cut.npz", tmp_path / "records"
+    cut.write_bytes(Path(good[0]).read_bytes()[:500])
+    records.mkdir()
+    (records / "digits.json").write_text((SCRIPT.parent / "digits.json").read_text())
+    before = sorted(tmp_path.rglob("*"))
+    for arguments, message in (
+        (["seeds", good[0], str(cut)], "cut.npz cannot be read as scores"),
+        (["seeds", good[0]], "1 file of scores, but at least 2 networks are averaged"),
+        ([good[0], *good], "Give a name, then the files of scores"),
+        (["seeds", *good, "--into", good[0]], "0.npz is not a folder"),
+        (["--table", "--into", str(records)], "digits.json is not a record of this command"),
+        (["seeds", "--table"], "--table prints all records, but 'seeds' is given"),
+    ):
+        done = CliRunner().invoke(fused.main, ["--into", str(tmp_path / "new"), *arguments])
+        assert done.exit_code == 2, done.output
+        assert message in done.output
+    assert sorted(tmp_path.rglob("*")) == before
+    done = CliRunner().invoke(fused.main, ["seeds", *good, "--into", str(tmp_path / "new")])
+    assert done.exit_code == 0, done.output
+    assert f"wrote {tmp_path / 'new/seeds.json'}" in done.stderr
+
+
 @pytest.mark.parametrize("path", FUSED, ids=lambda path: path.stem)
 def test_fused_networks_are_those_of_the_results(path: Path) -> None:
     """Their accuracies are those of the results of that name and seed."""
