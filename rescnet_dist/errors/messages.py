@@ -71,13 +71,16 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
 
 
 def suggest_closest(name: str, known: Iterable[str]) -> str:
-    """Return a sentence with the closest known name; empty if none is close.
+    """Return a sentence with the closest known name, in any case; empty if none is close.
 
     >>> suggest_closest("stroe", ["auto", "memory", "store"])
     "Did you mean 'store'?"
+    >>> suggest_closest("PCANet", ["pcanet", "randnet"])
+    "Did you mean 'pcanet'?"
     """
-    close = difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}?" if close else ""
+    names = {own.lower(): own for own in sorted(known)}
+    close = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    return f"Did you mean {names[close[0]]!r}?" if close else ""
 
 
 def is_path(url: str) -> bool:
