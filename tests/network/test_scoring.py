@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -191,3 +193,37 @@ def test_graphs_of_a_stored_network_have_no_task_in_common(saved: Path) -> None:
         assert isinstance(scores, da.Array)
         keys.append(set(scores.__dask_graph__()))
     assert not keys[0] & keys[1]
+
+
+@pytest.mark.parametrize("head", ["classify", "leave-one-out", "kernel-ridge"])
+def test_only_heads_that_compare_images_load_scipy(
+    client: Client, tmp_path: Path, head: str
+) -> None:
+    """Tasks of other heads limit the threads of NumPy's BLAS only, so they must not use SciPy's."""
+    spec = NetworkSpec(
+        filters=4,
+        filter_size=3,
+        features=["second-order", "covariance-root", "first-order"],
+        block=4,
+        root_block=4,
+        views=["image", "zca", "contrast"],
+        bank="pca:0.5,pca:0.25@zca,pca:0.25@contrast",
+        head=head,
+        max_layers=1,
+    )
+    ResCNetClassifier(spec, store=tmp_path / "run").fit(X, Y)
+    np.save(tmp_path / "images.npy", X[:9])
+    script = f"""
+import sys
+import numpy as np
+from rescnet_dist import AugmentSpec, Network
+from rescnet_dist.network.scoring import compute_features, compute_staged_scores
+predictor = Network.load({str(tmp_path / "run")!r}).predictor
+images, augment = np.load({str(tmp_path / "images.npy")!r}), AugmentSpec(copies=1, flip=True)
+assert "scipy.linalg" not in sys.modules
+compute_staged_scores(images, predictor, augment)
+compute_features(images, predictor, AugmentSpec(), layer=1)
+print("scipy.linalg" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == f"{head == 'kernel-ridge'}\n", done.stderr
