@@ -7,9 +7,7 @@ they held out, after each epoch. Test images are never opened.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
@@ -21,9 +19,10 @@ import numpy as np
 from baseline import DEFAULT, Baseline
 from environment import describe_machine, get_commit
 from make import describe_data, format_machine, name_of_data
+from records import make_folder, write_record
 
 from rescnet_dist.cli.common import HELP_SETTINGS
-from rescnet_dist.cli.files import check_folder, open_atomic
+from rescnet_dist.cli.files import open_atomic
 from rescnet_dist.cli.group import exit_codes
 from rescnet_dist.cli.signals import raise_on_signal
 from rescnet_dist.dashboard.figures import new_figure
@@ -72,9 +71,7 @@ def main(
     with exit_codes(), raise_on_signal():
         baseline.require_torch()
         record = Path(into) / f"{NAME}.json"
-        with suppress(OSError):
-            os.makedirs(into, exist_ok=True)
-        check_folder(str(record))  # raises an error that says what is wrong
+        make_folder(record)
         found = [read_result(Path(results) / f"{name}.json") for name in names]
         images, codes, classes = read_images(data, found)
         options = {"width": cnn_width, "blocks": cnn_blocks, "epochs": cnn_epochs, "steps": 0}
@@ -89,8 +86,7 @@ def main(
             "commit": get_commit(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        with open_atomic(str(record)) as file:
-            file.write(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        write_record(record, content)
         with open_atomic(str(record.with_suffix(".png")), binary=True) as file:
             plot_curves(curves).savefig(file, format="png", dpi=150)
         click.echo(f"wrote {record} and {record.with_suffix('.png')}", err=True)

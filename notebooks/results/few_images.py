@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,10 +21,11 @@ from baseline import DEFAULT, Baseline
 from distributed import Client
 from environment import get_commit, get_environment
 from make import describe_data, name_of_data, train
+from records import make_folder, write_record
 
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import HELP_SETTINGS, cluster_options, pop_cluster_options
-from rescnet_dist.cli.files import check_folder, open_atomic
+from rescnet_dist.cli.files import open_atomic
 from rescnet_dist.cli.flag_table import declared_flags
 from rescnet_dist.cli.group import exit_codes
 from rescnet_dist.cli.options import CommaSeparated, spec_options
@@ -91,9 +90,7 @@ def main(
     with exit_codes(), raise_on_signal():
         baseline.require_torch()
         cluster_flags, record = pop_cluster_options(flags), Path(into) / f"{NAME}.json"
-        with suppress(OSError):
-            os.makedirs(into, exist_ok=True)
-        check_folder(str(record))  # raises an error that says what is wrong
+        make_folder(record)
         cnn = {key: flags.pop(f"cnn_{key}") for key in ("width", "blocks", "epochs", "steps")}
         given = {key: value for key, value in flags.items() if value is not None}
         specs = resolve_specs(None, settings, data, {"validation": DEFAULT_HELD_OUT} | given)
@@ -183,8 +180,7 @@ def make_rows(
         done.append(make_row(rows, count, store, client) | environment)
         done.sort(key=lambda row: (row["images"], row["seed"]))
         content = {"version": RECORD_VERSION, **described, "rows": done}
-        with open_atomic(str(record)) as file:
-            file.write(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        write_record(record, content)
         with open_atomic(str(record.with_suffix(".png")), binary=True) as file:
             plot_rows(done).savefig(file, format="png", dpi=150)
         click.echo(format_rows(done[-1:]).splitlines()[-1], err=True)

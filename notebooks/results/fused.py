@@ -12,7 +12,6 @@ import os
 import statistics
 import zipfile
 from collections import Counter
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from typing import Any
 import click
 import numpy as np
 from make import HERE, find_accuracy, format_accuracy
+from records import make_folder, write_record
 
 from rescnet_dist.cli.common import HELP_SETTINGS
-from rescnet_dist.cli.files import check_folder, open_atomic
 from rescnet_dist.cli.group import exit_codes
 from rescnet_dist.errors import DataError, RescnetError, pluralize
 
@@ -63,11 +62,8 @@ def main(name: str | None, files: tuple[str, ...], into: str, as_table: bool) ->
             )
         record = fuse(name, files)
         path = os.path.join(into, f"{name}.json")
-        with suppress(OSError):
-            os.makedirs(into, exist_ok=True)
-        check_folder(path)  # raises an error that says what is wrong
-        with open_atomic(path) as file:
-            file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        make_folder(path)
+        write_record(path, record)
         click.echo(format_table([record]))
         click.echo(f"wrote {path}", err=True)
 

@@ -15,7 +15,7 @@ import shlex
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 from environment import get_environment
+from records import make_folder, write_record
 from rich.console import Console
 
 from rescnet_dist.cli.clusters import cluster
@@ -246,17 +247,15 @@ def main(
         given = {key: value for key, value in flags.items() if value is not None}
         record_name = name_record(name, given.get("seed"))
         path = os.path.join(into, f"{record_name}.json")
-        with suppress(OSError):
-            os.makedirs(into, exist_ok=True)
-        for file_path in (path, scores_path) if scores_path else (path,):
-            check_folder(file_path)  # raises an error that says what is wrong
+        make_folder(path)
+        if scores_path:
+            check_folder(scores_path)
         location = store or f"runs/{record_name}"
         record, scores = make(name, data, test_data, location, cluster_flags, given)
         if scores_path:
             with open_atomic(scores_path, binary=True) as file:
                 np.savez(file, name=record["name"], seed=record["seed"], **scores)
-        with open_atomic(path) as file:
-            file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        write_record(path, record)
         click.echo(format_table([record]))
         click.echo(f"wrote {path}; the run is at {mask_secrets(location)}", err=True)
 

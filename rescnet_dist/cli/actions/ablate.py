@@ -27,7 +27,7 @@ from rescnet_dist.dashboard.ablations import (
 from rescnet_dist.dashboard.figures import check_matplotlib
 from rescnet_dist.data import Images, encode, has_test_split, select_split, training_set
 from rescnet_dist.errors import SpecError, StoreError, mask_secrets, pluralize
-from rescnet_dist.formatting import option_name
+from rescnet_dist.formatting import option_name, url_name
 from rescnet_dist.lifecycle import CheckedRun, begin_or_resume, check_run
 from rescnet_dist.network import Network
 from rescnet_dist.planning.backend import get_available_backend, get_backend
@@ -180,7 +180,7 @@ def describe_variant(
     return {
         "value": variant.value,
         "label": variant.label,
-        "run": run.url.rstrip("/").rsplit("/", 1)[-1],
+        "run": url_name(run.url),
         "depth": described["depth"],
         "layers": layers[-1]["layer"],
         "curve": [
