@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rescnet_dist.dashboard.figures import new_figure
 from rescnet_dist.errors import SpecError, suggest_name
+from rescnet_dist.formatting import train_suffix
 from rescnet_dist.spec import NetworkSpec
 
 if TYPE_CHECKING:
@@ -152,6 +153,14 @@ def find_ablation(name: str) -> Ablation:
     return ABLATIONS[name]
 
 
+def ablation_train_suffix(variant: Mapping[str, Any]) -> str:
+    """Return the suffix of the training accuracies of a variant of a record.
+
+    Records of earlier releases do not say what these accuracies count.
+    """
+    return train_suffix(variant.get("copies", 0), variant.get("leave_one_out", False))
+
+
 def plot_ablation(record: Mapping[str, Any]) -> Figure:
     """Plot the accuracy of each variant by layer, and what the paper reports as points.
 
@@ -167,7 +176,8 @@ def plot_ablation(record: Mapping[str, Any]) -> Figure:
         styles.setdefault("train", "--")
         for key, style in styles.items():
             points = [(e["layer"], 100 * e[key]) for e in variant["curve"] if e[key] is not None]
-            label = f"{variant['label']}, {key}"
+            suffix = ablation_train_suffix(variant) if key == "train" else ""
+            label = f"{variant['label']}, {key}{suffix}"
             marker = "o" if len(points) == 1 else ""  # a line of one point is invisible
             axes.plot(
                 *zip(*points, strict=True), style, marker=marker, color=color, label=label, lw=1.6

@@ -40,7 +40,7 @@ from rescnet_dist.errors import (
     StoreReadError,
     pluralize,
 )
-from rescnet_dist.formatting import plain_text
+from rescnet_dist.formatting import plain_text, train_suffix
 from rescnet_dist.network import Network, stored_accuracies
 from rescnet_dist.store import RunStore
 
@@ -120,11 +120,16 @@ class Plots:
         axes = figure.subplots()
         layers = [entry["layer"] for entry in self.accuracies]
         style = "o-" if len(layers) <= MAX_MARKED_LAYERS else "-"
-        for key, color in (("train", RED), ("validation", BLUE)):
+        network = self.network
+        suffix = train_suffix(network.augment.copies, network.spec.head.leave_one_out_scores)
+        for key, name, color in (
+            ("train", f"train{suffix}", RED),
+            ("validation", "validation", BLUE),
+        ):
             if self.accuracies[0][key] is not None:
                 percents = [100 * entry[key] for entry in self.accuracies]
-                axes.plot(layers, percents, style, color=color, label=key)
-        depth = self.network.depth
+                axes.plot(layers, percents, style, color=color, label=name)
+        depth = network.depth
         axes.axvline(depth, color=GRAY, lw=1.2, ls=":", label=f"chosen depth, {depth}")
         axes.set(xlabel="layer", ylabel="accuracy (%)", title="Accuracy by layer")
         axes.locator_params(axis="x", integer=True)

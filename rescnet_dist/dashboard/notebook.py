@@ -17,6 +17,7 @@ from rescnet_dist.dashboard.svg import accuracy_chart
 from rescnet_dist.dashboard.view import RunView, StoredRun
 from rescnet_dist.errors import RescnetError
 from rescnet_dist.events import ChunkDone, Event, RunStarted, event_to_dict
+from rescnet_dist.formatting import train_suffix
 from rescnet_dist.runs import describe_run
 from rescnet_dist.store import Location
 
@@ -242,7 +243,10 @@ class NotebookProgress:
             try:
                 self._view = StoredRun(event.url).view()
             except RescnetError:  # events mask secrets of the URL
-                self._view = RunView(event.url, "running", event.images, event.max_layers)
+                suffix = train_suffix(event.copies, event.leave_one_out)
+                self._view = RunView(
+                    event.url, "running", event.images, event.max_layers, train_suffix=suffix
+                )
         elif self._view is not None:
             self._view.handle_event(event_to_dict(event))
         if not isinstance(event, ChunkDone) or time.monotonic() - self._updated > UPDATE_SECONDS:
@@ -260,13 +264,14 @@ def show_run(view: RunView) -> str:
     parts = [NOTEBOOK_STYLE, describe_html(view)]
     layers = [layer for layer in view.layers if layer.train is not None]
     if layers:
+        training = f"training{view.train_suffix}"
         x = [layer.layer for layer in layers]
         lines = [
-            ("training", [layer.train for layer in layers], "c1"),
+            (training, [layer.train for layer in layers], "c1"),
             ("validation", [layer.validation for layer in layers], "c2"),
         ]
         parts.append(accuracy_chart(x, lines, view.depth))
-        names = "<span style='color:#d6604d'>training</span>"
+        names = f"<span style='color:#d6604d'>{training}</span>"
         if layers[-1].validation is not None:
             names += ", <span style='color:#4393c3'>validation</span>"
         parts.append(f"<small>{names}; dashed: the chosen depth</small>")

@@ -143,6 +143,10 @@ class _Curves(RunPlot):
         plot.add_tools(HoverTool(renderers=[dots], tooltips=tips))
         _style_legend(plot)
 
+    def kind_names(self, view: RunView) -> tuple[str, str]:
+        """Return the names of the two curves of a run."""
+        return self.kinds
+
     def values(self, view: RunView, kind: int) -> list[tuple[int, float]]:
         """Return (layer, share) pairs of one of the two curves."""
         raise NotImplementedError
@@ -151,10 +155,12 @@ class _Curves(RunPlot):
         """Draw the curves of all runs."""
         views = self.views()
         names, several = short_names(views), len(views) > 1
-        self.root.legend[0].ncols = 2 if several else 3  # names of runs are long
+        is_long = several or any(view.train_suffix for view in views)  # of a name in the legend
+        self.root.legend[0].ncols = 2 if is_long else 3
         lines: Columns = {name: [] for name in self.lines.data}
         points: Columns = {name: [] for name in self.points.data}
         for number, view in enumerate(views):
+            kinds = self.kind_names(view)
             for kind, dash in enumerate(("solid", "dashed")):
                 pairs = self.values(view, kind)
                 if not pairs:
@@ -163,12 +169,12 @@ class _Curves(RunPlot):
                 percents = [100 * share for share in shares]
                 # with one run, each curve has its own color; with several, each run has
                 color = RUN_COLORS[(number if several else kind) % len(RUN_COLORS)]
-                label = f"{names[number]} {self.kinds[kind]}" if several else self.kinds[kind]
+                label = f"{names[number]} {kinds[kind]}" if several else kinds[kind]
                 row = (list(layers), percents, color, dash, label)
                 for name, value in zip(lines, row, strict=True):
                     lines[name].append(value)
                 n = len(layers)
-                repeated = ([text] * n for text in (color, names[number], self.kinds[kind]))
+                repeated = ([text] * n for text in (color, names[number], kinds[kind]))
                 columns = (layers, percents, *repeated)
                 for name, values in zip(points, columns, strict=True):
                     points[name].extend(values)
@@ -200,6 +206,11 @@ class AccuracyPlot(_Curves):
             line_color="#d62728",
             legend_label="chosen depth",
         )
+
+    def kind_names(self, view: RunView) -> tuple[str, str]:
+        """Return the names of the two curves of a run; that of training says what it counts."""
+        validation, training = self.kinds
+        return validation, f"{training}{view.train_suffix}"
 
     def values(self, view: RunView, kind: int) -> list[tuple[int, float]]:
         """Return (layer, accuracy) pairs on validation images (0) or training images (1)."""

@@ -25,10 +25,6 @@ NOT_RECORDED = "not recorded"
 REPORT_FORMATS = ("html", "markdown", "json")
 MAX_REPORT_CLASSES = 30  # of the data, by name
 MAX_WORKER_LINES = 5  # with more workers, the memory chart shows the largest of them only
-LAYER_COLUMNS = (
-    *("layer", "training %", "validation %", "positive %", "negative %"),
-    *("seconds", "read", "written"),
-)
 ChartEntry = tuple[str, list[tuple[str, str]], str]  # title, legend of (CSS class, name), SVG
 
 
@@ -55,7 +51,7 @@ def to_html(report: Report) -> str:
         report=report,
         data_rows=data_rows(report),
         planned_rows=planned_rows(report),
-        layer_columns=LAYER_COLUMNS,
+        layer_columns=layer_columns(report),
         layer_rows=layer_rows(report),
         environment_rows=environment_rows(report),
         charts=[(title, legend, Markup(svg)) for title, legend, svg in make_charts(report)],
@@ -82,7 +78,7 @@ def make_charts(report: Report) -> list[ChartEntry]:
 
 def _accuracy_chart(report: Report, x: list[int]) -> ChartEntry:
     """Return the chart of training and validation accuracy."""
-    names = {"train": "training", "validation": "validation"}
+    names = {"train": f"training{report.train_suffix}", "validation": "validation"}
     lines = [
         (names[key], [layer[key] for layer in report.layers], kind)
         for key, kind in zip(names, ("c1", "c2"), strict=True)
@@ -211,8 +207,16 @@ def planned_rows(report: Report) -> list[tuple[str, str, str, str]]:
     return rows
 
 
+def layer_columns(report: Report) -> tuple[str, ...]:
+    """Return the titles of the columns of layers."""
+    return (
+        *("layer", f"training %{report.train_suffix}", "validation %", "positive %", "negative %"),
+        *("seconds", "read", "written"),
+    )
+
+
 def layer_rows(report: Report) -> list[list[str]]:
-    """Return a row of text for each layer, with the `LAYER_COLUMNS`."""
+    """Return a row of text for each layer, with the `layer_columns`."""
     rows = []
     for layer in report.layers:
         shares = [layer["train"], layer["validation"], *(layer["residual"] or (None, None))]
@@ -288,7 +292,7 @@ def to_markdown(report: Report) -> str:
     parts.append("## Planned and observed")
     parts.append(_make_table(("", "planned", "observed", "ratio"), planned_rows(report)))
     if report.layers:
-        parts += ["## Layers", _make_table(LAYER_COLUMNS, layer_rows(report))]
+        parts += ["## Layers", _make_table(layer_columns(report), layer_rows(report))]
     parts += ["## Network", _escape_markdown(evaluated_on(report))]
     if evaluation:
         parts += _evaluation_to_markdown(report, evaluation)

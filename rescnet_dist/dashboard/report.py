@@ -38,7 +38,7 @@ from rescnet_dist.errors import (
     mask_secrets,
     pluralize,
 )
-from rescnet_dist.formatting import plain_text
+from rescnet_dist.formatting import plain_text, train_suffix
 from rescnet_dist.network import Network
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.runs import RunData, describe_run
@@ -91,6 +91,8 @@ class Report:
     memory : dict
         Bytes by worker and layer.
     layers : list of dict
+    leave_one_out : bool
+        Whether training accuracies are of images left out.
     evaluation : dict or None
         Accuracy, confusion, errors and calibration at `depth`; None if it could not be computed.
     evaluation_problem : str or None
@@ -115,12 +117,18 @@ class Report:
     planned: list[dict[str, Any]]
     memory: dict[str, Any]
     layers: list[dict[str, Any]]
+    leave_one_out: bool
     evaluation: dict[str, Any] | None
     evaluation_problem: str | None
     environment: dict[str, Any]
     command: str | None
     notes: list[str]
     pictures: Pictures = field(default_factory=Pictures)
+
+    @property
+    def train_suffix(self) -> str:
+        """Suffix of the name of training accuracies."""
+        return train_suffix(self.data["copies"], self.leave_one_out)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields but the pictures as JSON-serializable values."""
@@ -215,6 +223,7 @@ def make_report(
         planned=_compare_with_plan(view, description),
         memory=_describe_memory(view),
         layers=description["layers"],
+        leave_one_out=description["leave_one_out"],
         evaluation=metrics,
         evaluation_problem=None if metrics else problem,
         environment=_describe_environment(description),

@@ -35,7 +35,8 @@ def describe_html(view: RunView) -> str:
     lines += [bar, progress]
     best = next((layer for layer in view.layers if layer.layer == view.depth), None)
     if best:
-        shares = {"validation": best.validation, "training": best.train}
+        training = f"training{view.train_suffix}"
+        shares = {"validation": best.validation, training: best.train}
         texts = ", ".join(f"{k} {100 * v:.2f} %" for k, v in shares.items() if v is not None)
         lines.append(f"best accuracy after layer {best.layer}: {texts}")
     layer_seconds, seconds_left = view.layer_seconds(), view.seconds_left()

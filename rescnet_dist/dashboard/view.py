@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rescnet_dist.events.metrics import Accuracy
-from rescnet_dist.formatting import url_name
+from rescnet_dist.formatting import train_suffix, url_name
 from rescnet_dist.runs.describe import describe_commits
 from rescnet_dist.runs.history import chosen_depth
 from rescnet_dist.store import RunStore
@@ -131,6 +131,8 @@ class RunView:
         Pass in progress.
     maps_in_memory : bool
         Whether maps are in workers' memory, by the last event.
+    train_suffix : str
+        Suffix of the name of training accuracies: whether they count copies, or images left out.
     """
 
     url: str
@@ -148,6 +150,7 @@ class RunView:
     notes: list[str] = field(default_factory=list)
     current: PassView | None = None
     maps_in_memory: bool = False
+    train_suffix: str = ""
 
     @classmethod
     def of(cls, description: dict[str, Any]) -> RunView:
@@ -171,6 +174,7 @@ class RunView:
             planned_written=_optional(int, traffic.get("written")),
             layers=layers,
             memory=dict(layers[-1].memory) if layers else {},
+            train_suffix=train_suffix(description["copies"], description["leave_one_out"]),
         )
 
     @property

@@ -99,6 +99,19 @@ def test_only_the_last_layer_has_a_head(client: Client, tmp_path: Path) -> None:
     assert [(e["layer"], e["test"]) for e in variant["curve"]] == [(2, pytest.approx(score))]
 
 
+def test_accuracies_of_images_left_out_are_named_so(client: Client, tmp_path: Path) -> None:
+    """In the output and in the record, which the figure is drawn from."""
+    data = stored_digits(tmp_path, 60, 60)
+    words = ("ablate", "filters", data, "-o", tmp_path / "out", "--values", "3", "-q")
+    options = ("--max-layers", "1", "--block", "14", "--stride", "14", "--validation", "0")
+    result = run(*words, *options, "--head", "leave-one-out")
+    assert result.exit_code == 0, result.output
+    assert "% (leave-one-out)" in result.stdout
+    (variant,) = json.loads((tmp_path / "out/filters.json").read_text())["variants"]
+    assert variant["leave_one_out"]
+    assert variant["copies"] == 0
+
+
 def test_what_is_varied_is_not_an_option(tmp_path: Path) -> None:
     """Before anything is read or written."""
     result = run("ablate", "rate", "digits", "-o", tmp_path / "out", "--learning-rate", "0.2")

@@ -78,6 +78,15 @@ def test_figure_of_training_accuracies() -> None:
     assert [line.get_label() for line in axes.lines] == ["one, train", "other, train"]
 
 
+def test_figure_names_accuracies_of_images_left_out() -> None:
+    """Only the curves of training images."""
+    record = make_record(False)
+    record["variants"][0] |= {"copies": 2, "leave_one_out": True}
+    labels = [line.get_label() for line in plot_ablation(record).axes[0].lines]
+    assert "one, train (leave-one-out, with copies)" in labels
+    assert {"one, test", "other, train"} < set(labels)
+
+
 @pytest.mark.parametrize("published", [True, False])
 def test_figure_has_curves_and_points(published: bool) -> None:
     """A solid and a dashed line for each variant, and a point for each published accuracy."""

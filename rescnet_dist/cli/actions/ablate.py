@@ -21,6 +21,7 @@ from rescnet_dist.dashboard.ablations import (
     PAPER_PRESET,
     Ablation,
     Variant,
+    ablation_train_suffix,
     find_ablation,
     plot_ablation,
 )
@@ -183,6 +184,8 @@ def describe_variant(
         "run": url_name(run.url),
         "depth": described["depth"],
         "layers": layers[-1]["layer"],
+        "copies": described["copies"],
+        "leave_one_out": described["leave_one_out"],
         "curve": [
             {**{key: layer[key] for key in keys}, "test": accuracies.get(layer["layer"])}
             for layer in layers
@@ -200,9 +203,10 @@ def report(record: dict[str, Any], output: str, *, as_json: bool) -> None:
     width = max(len(variant["label"]) for variant in record["variants"])
     for variant in record["variants"]:
         chosen = next(e for e in variant["curve"] if e["layer"] == variant["depth"])
+        suffixes = {"train": ablation_train_suffix(variant), "validation": "", "test": ""}
         parts = [
-            f"{key} {100 * chosen[key]:.2f} %"
-            for key in ("train", "validation", "test")
+            f"{key} {100 * chosen[key]:.2f} %{suffix}"
+            for key, suffix in suffixes.items()
             if chosen[key] is not None
         ]
         layers = f"{variant['depth']} of {pluralize(variant['layers'], 'layer')}"
