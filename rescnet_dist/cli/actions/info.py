@@ -73,8 +73,8 @@ def _print_run(run: dict[str, Any]) -> None:
         click.echo(f"settings  {settings}")
     if not run["layers"]:
         return
-    train = f"train (%){train_suffix(run['copies'], run['leave_one_out'])}"
-    table = Table("layer", train, "validation (%)", "seconds", "")
+    train = f"train %{train_suffix(run['copies'], run['leave_one_out'])}"
+    table = Table("layer", train, "validation %", "seconds", "")
     for layer in run["layers"]:
         accuracies = [
             "" if layer[key] is None else f"{100 * layer[key]:.2f}"
