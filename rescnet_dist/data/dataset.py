@@ -162,7 +162,10 @@ def open_source(url: str) -> Source:
         if "/" in url or os.path.exists(url):
             raise
         suggestion = suggest_name(url, ["digits", *DATASETS])
-        raise DataError(f"{error} If it is the name of a dataset: {suggestion}") from None
+        raise DataError(
+            f"{error} {url!r} is not the name of a dataset, either. {suggestion}",
+            missing_path=error.missing_path,
+        ) from None
 
 
 def get_split(
@@ -204,11 +207,29 @@ def _find_rows(dataset: xr.Dataset, split: str) -> slice | Array | None:
 
 
 def has_test_split(source: str | None) -> bool:
-    """Return whether a dataset, at a URL or of a name, has a test split."""
+    """Return whether a dataset, at a URL or of a name, can be opened and has a test split."""
     try:
-        return bool(source) and "test" in open_source(source or "").splits
+        return bool(source) and "test" in find_splits(source or "")
     except RescnetError:
         return False
+
+
+def find_splits(source: str) -> list[str]:
+    """Return the splits of the dataset at a URL or of a name.
+
+    Raise DataError or StoreError if it cannot be opened.
+    """
+    if source.endswith(NETCDF_SUFFIXES):
+        return _list_splits(open_for_network(source, None))
+    return list(open_source(source).splits)
+
+
+def _list_splits(dataset: xr.Dataset) -> list[str]:
+    """Return the splits of a dataset, none if it is not divided."""
+    if "split" not in dataset.coords:
+        return []
+    names: list[str] = np.unique(dataset["split"].to_numpy()).tolist()
+    return names
 
 
 def select_split(
@@ -237,8 +258,7 @@ def select_held_out(X: Any, y: Any, *, decoder: PhotoDecoder | None = None) -> S
     X = as_dataset(X, decoder)
     if is_url_or_dataset(X):
         dataset = open_for_network(X, decoder)
-        has_splits = "split" in dataset.coords
-        splits = np.unique(dataset["split"].to_numpy()).tolist() if has_splits else []
+        splits = _list_splits(dataset)
         if len(splits) > 1 and "val" not in splits:
             raise DataError(_describe_missing_split(X, "val", splits))
         X = open_split(dataset, "val", decoder) if len(splits) > 1 else dataset
@@ -292,7 +312,7 @@ def _require_split(
     if data is not None:
         return data
     dataset = X if is_xarray_dataset(X) else open_for_network(X, decoder)
-    splits = np.unique(dataset["split"].to_numpy()).tolist()
+    splits = _list_splits(dataset)
     only = get_split(X, splits[0], decoder) if split == "test" and len(splits) == 1 else None
     if only is None:
         raise DataError(_describe_missing_split(X, split, splits))

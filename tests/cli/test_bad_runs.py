@@ -253,7 +253,18 @@ RUNS: dict[str, Case] = {
     "info of nothing": (None, ("info", "nowhere"), ["There is no run and no saved network at"]),
     "evaluate nothing": (None, ("evaluate", "nowhere", "data.zarr"), ["There is no Zarr group at"]),
     "evaluate without data": (
-        None, ("evaluate", "run"), ["has no known test split", "Name the DATA"]
+        None, ("evaluate", "run"), ["have no test split", "Name the DATA"]
+    ),
+    "evaluate without a test split": (
+        set_attribute("source", "data.zarr"), ("evaluate", "run"),
+        ["data.zarr, which has no test split", "Name the DATA"]
+    ),
+    "evaluate on data that are gone": (
+        set_attribute("source", "gone/data.npz"), ("evaluate", "run"),
+        [
+            "trained on gone/data.npz, which cannot be opened. There is nothing at",
+            "name the DATA to evaluate on: `rescnet evaluate run DATA`",
+        ]
     ),
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from source_cases import fail_on_compute
 from source_files import CLASS_NAMES, COLOR, LABELS, make_zarr_store
 
 import rescnet_dist as rd
+from rescnet_dist.data import find_splits
 from rescnet_dist.errors import DataError, RescnetError
 from rescnet_dist.store import Location
 
@@ -160,6 +161,11 @@ def test_open_netcdf(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.images, COLOR)
         np.testing.assert_array_equal(found.labels, LABELS)
     found.close()
+    assert find_splits(str(tmp_path / "a.nc")) == []
+    data.assign_coords(split=("image", ["train"] * 7 + ["test"] * 3)).drop_attrs().to_netcdf(
+        tmp_path / "d.nc"
+    )
+    assert find_splits(str(tmp_path / "d.nc")) == ["test", "train"]
     (tmp_path / "b.nc").write_bytes(b"nothing of the kind")
     for name, reason in (("b.nc", "cannot be read"), ("c.nc", "There is no file at")):
         with pytest.raises(DataError, match=f"{reason}.*{name}|{name} {reason}"):

@@ -18,12 +18,12 @@ from rescnet_dist.data import (
     Channels,
     DecodeOptions,
     encode,
-    has_test_split,
+    find_splits,
     open_for_network,
     open_split,
     select_split,
 )
-from rescnet_dist.errors import RescnetError, pluralize
+from rescnet_dist.errors import DataError, RescnetError, StoreReadError, pluralize
 from rescnet_dist.network import Metrics, load_network, require_layers
 from rescnet_dist.store import FUSED_FORMAT, NETWORK_FORMAT, Location, RunStore
 
@@ -97,16 +97,32 @@ def write_confusion(path: str, metrics: Metrics) -> None:
 
 
 def find_test_data(run_url: str) -> str:
-    """Return the data that a run was trained on; raise RescnetError without a test split."""
+    """Return the data that a run was trained on.
+
+    Raise RescnetError if they have no test split, and DataError if they cannot be opened.
+    """
     if Location.of(run_url).attributes().get("format") in (NETWORK_FORMAT, FUSED_FORMAT):
         raise RescnetError(
             f"{run_url} is a saved network, which does not know the data that it was trained on. "
             "Name the DATA to evaluate on."
         )
     source: str | None = RunStore.open(run_url).attributes()["source"]
-    if source is None or not has_test_split(source):
+    if source is None:
         raise RescnetError(
-            f"The run at {run_url} was trained on {source or 'arrays'}, which has no known test "
-            "split. Name the DATA to evaluate on."
+            f"The run at {run_url} was trained on arrays, which have no test split. Name the DATA "
+            "to evaluate on."
+        )
+    try:
+        splits = find_splits(source)
+    except (DataError, StoreReadError) as error:
+        raise DataError(
+            f"The run at {run_url} was trained on {source}, which cannot be opened. {error} "
+            f"Restore the data, or name the DATA to evaluate on: `rescnet evaluate {run_url} DATA`.",
+            missing_path=error.missing_path,
+        ) from None
+    if "test" not in splits:
+        raise RescnetError(
+            f"The run at {run_url} was trained on {source}, which has no test split. Name the DATA "
+            "to evaluate on."
         )
     return source
