@@ -290,7 +290,7 @@ def make(
             "validation=0.0 holds no images out, but the depth is chosen on held-out images. Give "
             "a fraction above 0, such as 0.1."
         )
-    with explain_missing_data(result.data):
+    with explain_missing_data(result.data, data):
         training = training_set(source, None, augment=augment)
         if not test_data and not has_test_split(source):  # else `train` would be evaluated
             raise DataError(f"{source} has no test images. Name them with --test.")
@@ -361,15 +361,21 @@ def describe_published(result: Result) -> dict[str, Any] | None:
 
 
 @contextmanager
-def explain_missing_data(name: str) -> Iterator[None]:
-    """Add to a DataError how the data of a result can be obtained."""
+def explain_missing_data(name: str, given: str | None) -> Iterator[None]:
+    """Add to a DataError how the data of a result can be obtained; `given` is that of --data."""
     try:
         yield
     except DataError as error:
+        if name == "digits":
+            remedy = f"digits, which are embedded{f'. Leave out --data {given}' if given else ''}."
+        else:
+            remedy = (
+                f"{name}. With a network connection, `rescnet data import {name} {name}.zarr` "
+                "fetches it. Give such a store, or an .npz file with x_train, y_train, x_test and "
+                f"y_test, with --data{f' instead of {given}' if given else ''}."
+            )
         raise DataError(
-            f"{error}\nThe result needs {name}. With a network connection, `rescnet data import "
-            f"{name} {name}.zarr` fetches it. Give such a store, or an .npz file with x_train, "
-            "y_train, x_test and y_test, with --data."
+            f"{error}\nThe result needs {remedy}", missing_path=error.missing_path
         ) from None
 
 

@@ -251,6 +251,14 @@ RUNS: dict[str, Case] = {
     "check nothing": (None, ("check", "nowhere"), ["There is no Zarr group at"]),
     "check a network": (None, ("check", "network"), ["is not a rescnet-run store"]),
     "info of nothing": (None, ("info", "nowhere"), ["There is no run and no saved network at"]),
+    "info of data": (
+        None, ("info", "data.zarr"),
+        ["data.zarr is a dataset of", "images, not a run", "`rescnet data info data.zarr` "]
+    ),
+    "info of a file of data": (
+        lambda: np.savez("small.npz", images=X, labels=Y), ("info", "small.npz"),
+        ["small.npz is a dataset of", "not a run or", "`rescnet data info small.npz` describes"]
+    ),
     "evaluate nothing": (None, ("evaluate", "nowhere", "data.zarr"), ["There is no Zarr group at"]),
     "evaluate without data": (
         None, ("evaluate", "run"), ["have no test split", "Name the DATA"]

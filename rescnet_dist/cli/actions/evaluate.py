@@ -117,7 +117,8 @@ def find_test_data(run_url: str) -> str:
     except (DataError, StoreReadError) as error:
         raise DataError(
             f"The run at {run_url} was trained on {source}, which cannot be opened. {error} "
-            f"Restore the data, or name the DATA to evaluate on: `rescnet evaluate {run_url} DATA`.",
+            "Restore the data, or name the DATA to evaluate on: `rescnet evaluate "
+            f"{run_url} DATA`.",
             missing_path=error.missing_path,
         ) from None
     if "test" not in splits:

@@ -9,7 +9,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from rescnet_dist.errors import StoreReadError, is_path, pluralize, url_word
+from rescnet_dist import data
+from rescnet_dist.errors import RescnetError, StoreReadError, is_path, pluralize, url_word
 from rescnet_dist.formatting import format_bytes, train_suffix
 from rescnet_dist.network import describe_network
 from rescnet_dist.runs import describe_run
@@ -25,6 +26,7 @@ def info(run_url: str, as_json: bool) -> None:
         saved = describe_network(run_url)
     except StoreReadError:
         _check_exists(run_url)
+        _check_no_dataset(run_url)
         raise
     location = Location.of(run_url)
     client = {} if location.is_local else {"client": location.client}
@@ -51,6 +53,19 @@ def _check_exists(url: str) -> None:
         f"{url_word(str(location))}. `rescnet runs {listed or '/'}` lists the runs in "
         f"{listed or '/'}.",
         missing_path=is_path(str(location)),
+    )
+
+
+@limit_retries(0)
+def _check_no_dataset(url: str) -> None:
+    """Raise StoreReadError if there is a dataset at a URL."""
+    try:
+        images = data.open_source(Location.of(url).url).count  # a URL, as names are downloaded
+    except RescnetError:
+        return
+    raise StoreReadError(
+        f"{Location.of(url)} is a dataset of {pluralize(images, 'image')}, not a run or a saved "
+        f"network. `rescnet data info {url}` describes it."
     )
 
 
