@@ -20,6 +20,7 @@ RESULTS = (
     "cifar10-kernel",
     "cifar10-kernel-flips",
     "cifar100-kernel",
+    "cifar100-kernel-flips",
 )
 each = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
