@@ -40,6 +40,7 @@ import rescnet_dist
 from rescnet_dist import _compat
 from rescnet_dist.errors import BackendError, ClusterError, RescnetError
 from rescnet_dist.kernels.cpu import blas
+from rescnet_dist.kernels.cpu.cholesky import cholesky, solve_factored
 
 PACKAGE = Path(rescnet_dist.__file__).parent
 ROOT = PACKAGE.parent
@@ -549,7 +550,7 @@ def test_numba_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blas_routines(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """SciPy's wrappers, without the API, compute the same bits in place."""
     rows = np.random.default_rng(0).normal(size=(40, 12)).astype(dtype)
-    results = []
+    results, solutions = [], []
     for is_there in (True, False):
         blas.load_routine.cache_clear()
         with monkeypatch.context() as patch:
@@ -560,13 +561,15 @@ def test_blas_routines(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
             total = np.asfortranarray(np.triu(np.full((12, 12), 7, dtype)))
             blas.add_scatter(total, rows)
             blas.add_scatter(total, rows[:0])
-            blas.cholesky(total)
-            blas.cholesky(total[:0, :0])
+            cholesky(total)
+            cholesky(total[:0, :0])
             with pytest.raises(np.linalg.LinAlgError, match="order 1 is not positive"):
-                blas.cholesky(-np.asfortranarray(np.eye(3, dtype=dtype)))
+                cholesky(-np.asfortranarray(np.eye(3, dtype=dtype)))
             results.append(total)
+            solutions.append(solve_factored(total, rows[:5].T))
         blas.load_routine.cache_clear()
     np.testing.assert_array_equal(*results)
+    np.testing.assert_allclose(*solutions, rtol=1e-4)
     expected = np.linalg.cholesky(rows.T @ rows + np.diag(np.full(12, 7)))
     np.testing.assert_allclose(np.tril(results[0]), expected, rtol=1e-4, atol=1e-4)
     assert (results[0][np.triu_indices(12, 1)] == 7).all()

@@ -15,7 +15,8 @@ from distributed import Client
 
 from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.kernels import FeatureMoments, Whitening
-from rescnet_dist.kernels.cpu.blas import add_scatter, cholesky
+from rescnet_dist.kernels.cpu.blas import add_scatter
+from rescnet_dist.kernels.cpu.cholesky import cholesky
 from rescnet_dist.model import (
     Architecture,
     Bank,

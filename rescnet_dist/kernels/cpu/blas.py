@@ -1,4 +1,4 @@
-"""In-place BLAS and LAPACK routines that release the GIL.
+"""BLAS and LAPACK routines that release the GIL, and the sum of scatter matrices in place.
 
 SciPy's own wrappers hold the GIL, so that the threads of a worker would take turns. They are used
 only if SciPy does not give access to its routines, with the same result.
@@ -23,7 +23,7 @@ C_TYPES = {"f": ctypes.c_float, "d": ctypes.c_double}
 load_routine = cache(load_blas_routine)
 
 
-def _call(routine: Callable[..., None], *arguments: Any) -> None:
+def call_routine(routine: Callable[..., None], *arguments: Any) -> None:
     """Call a routine with arrays, integers, letters and ctypes scalars."""
     pointers: list[Any] = []
     for argument in arguments:
@@ -38,7 +38,7 @@ def _call(routine: Callable[..., None], *arguments: Any) -> None:
     routine(*pointers)
 
 
-def _check_array(array: Array, *, order: str) -> Array:
+def check_array(array: Array, *, order: str) -> Array:
     """Raise ValueError if an array has the wrong memory order or dtype for a routine."""
     is_contiguous = array.flags.f_contiguous if order == "F" else array.flags.c_contiguous
     if not is_contiguous or array.dtype.char not in C_TYPES:
@@ -51,7 +51,7 @@ def _check_array(array: Array, *, order: str) -> Array:
 
 def add_scatter(total: Array, rows: Array) -> None:
     """Add rowsᵀ rows of rows (n, D) to total (D, D) in Fortran order; lower triangle only."""
-    _check_array(total, order="F"), _check_array(rows, order="C")
+    check_array(total, order="F"), check_array(rows, order="C")
     n, width = rows.shape
     one = C_TYPES[rows.dtype.char](1)
     if total.dtype != rows.dtype or total.shape != (width, width):
@@ -63,22 +63,6 @@ def add_scatter(total: Array, rows: Array) -> None:
     name = {"f": "ssyrk", "d": "dsyrk"}[rows.dtype.char]
     side = max(width, 1)
     if routine := load_routine(name, 10):
-        _call(routine, "L", "N", width, n, one, rows, side, one, total, side)
+        call_routine(routine, "L", "N", width, n, one, rows, side, one, total, side)
     elif rows.size:
         getattr(scipy.linalg.blas, name)(1, rows.T, 1, total, lower=1, overwrite_c=1)
-
-
-def cholesky(matrix: Array) -> None:
-    """Replace a symmetric matrix (D, D) in Fortran order by its lower Cholesky factor.
-
-    The strict upper triangle is neither read nor written. Raises LinAlgError if the matrix is not
-    positive definite.
-    """
-    _check_array(matrix, order="F")
-    name, info = {"f": "spotrf", "d": "dpotrf"}[matrix.dtype.char], ctypes.c_int(0)
-    if routine := load_routine(name, 5):
-        _call(routine, "L", len(matrix), matrix, max(len(matrix), 1), info)
-    elif matrix.size:
-        info.value = getattr(scipy.linalg.lapack, name)(matrix, lower=1, clean=0, overwrite_a=1)[1]
-    if info.value:
-        raise np.linalg.LinAlgError(f"The leading minor of order {info.value} is not positive.")

@@ -6,7 +6,7 @@ import numpy as np
 import scipy
 
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.kernels.cpu.blas import cholesky
+from rescnet_dist.kernels.cpu.cholesky import cholesky, solve_factored
 from rescnet_dist.kernels.solving import (
     MIN_SINGLE_FEATURES,
     PANEL_COLUMNS,
@@ -101,13 +101,6 @@ def factor_scaled(
     np.einsum("ii->i", factor)[...] = diagonal
     cholesky(factor)
     return factor
-
-
-def solve_factored(factor: Array, columns: Array) -> Array:
-    """Solve for columns (D, K) in the precision of the factor (D, D), single or double."""
-    lapack = scipy.linalg.lapack
-    routine = {"f": lapack.spotrs, "d": lapack.dpotrs}[factor.dtype.char]
-    return np.asarray(routine(factor, columns.astype(factor.dtype), lower=1)[0])
 
 
 def multiply_symmetric(lower: Array, x: Array) -> Array:
