@@ -1,4 +1,4 @@
-"""Test the blocked Cholesky factorization, and solving with its factor."""
+"""Test the blocked Cholesky factorization, and solving with its factor and with its matrix."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rescnet_dist.kernels.cpu import cholesky as blocks
 from rescnet_dist.kernels.cpu.cholesky import cholesky, solve_factored
+from rescnet_dist.kernels.cpu.solve import multiply_symmetric
 from rescnet_dist.reduce import blas_threads
 
 SIDES = (1, 2, 127, 128, 129, 255, 257, 511, 513, 1153)  # around multiples of blocks
@@ -101,6 +102,17 @@ def test_factor_and_solutions_have_the_same_bits_again(threads: int) -> None:
     for factor, solutions in results[1:]:
         np.testing.assert_array_equal(factor, results[0][0])
         np.testing.assert_array_equal(solutions, results[0][1])
+
+
+@pytest.mark.parametrize("side", [1, 127, 129, 640, 1153])
+@pytest.mark.parametrize("count", [1, 10])
+def test_product_of_lower_triangle_is_that_of_symmetric_matrix(side: int, count: int) -> None:
+    """It is in double precision, and the upper triangle is not read."""
+    lower = make_matrix(side, "f4")
+    x = np.random.default_rng(0).normal(size=(side, count))
+    expected = mirror(lower) @ x
+    found = multiply_symmetric(lower, x)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * side)
 
 
 def test_array_in_rows_is_rejected() -> None:

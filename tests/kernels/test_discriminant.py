@@ -377,7 +377,8 @@ def test_single_precision_factor_is_refined(ridge, constant, rng, monkeypatch):
     moments = fold_moments(features.astype(np.float32), one_hot(labels, 4), np.float32)
     expected = one_vs_rest_lda(moments, ridge), ridge_regression(moments, ridge)
     monkeypatch.setattr(cpu_solve, "MIN_SINGLE_FEATURES", 0)
-    monkeypatch.setattr(cpu_solve, "PANEL_COLUMNS", 64)
+    for name, count in (("PANEL_COLUMNS", 64), ("PART_ROWS", 50), ("PART_COLUMNS", 30)):
+        monkeypatch.setattr(cpu_solve, name, count)
     monkeypatch.setattr("scipy.linalg.cho_factor", None)  # fails if it is called
     for found, other in zip(
         (one_vs_rest_lda(moments, ridge), ridge_regression(moments, ridge)), expected, strict=True

@@ -17,6 +17,9 @@ from rescnet_dist.kernels.solving import (
     singular_error,
 )
 
+# Of parts that are converted to double precision at a time: 512 KiB, for the cache
+PART_ROWS, PART_COLUMNS = 512, 128
+
 
 def whiten(scatter: Array, mean: Array, count: float, ridge: float) -> tuple[Array, Solve]:
     """Return the scale (D,) and the solve function of a `Whitening`.
@@ -104,13 +107,22 @@ def factor_scaled(
 
 
 def multiply_symmetric(lower: Array, x: Array) -> Array:
-    """Return S x (D, K) in float64, for a symmetric S given by its lower triangle (D, D)."""
+    """Return S x (D, K) in float64, for a symmetric S given by its lower triangle (D, D).
+
+    Parts of S that fit into the cache are converted, and multiplied from both sides.
+    """
+    side = len(lower)
     result = np.zeros_like(x)
-    for start in range(0, len(lower), PANEL_COLUMNS):
-        stop = min(start + PANEL_COLUMNS, len(lower))
+    memory = np.empty(PART_ROWS * PART_COLUMNS)
+    for start in range(0, side, PART_COLUMNS):
+        stop = min(start + PART_COLUMNS, side)
         corner = np.tril(lower[start:stop, start:stop].astype(np.float64))
         result[start:stop] += corner @ x[start:stop] + np.tril(corner, -1).T @ x[start:stop]
-        below = lower[stop:, start:stop].astype(np.float64)
-        result[stop:] += below @ x[start:stop]
-        result[start:stop] += below.T @ x[stop:]
+        for top in range(stop, side, PART_ROWS):
+            rows = slice(top, min(top + PART_ROWS, side))
+            shape = rows.stop - top, stop - start
+            part = memory[: shape[0] * shape[1]].reshape(shape, order="F")
+            part[...] = lower[rows, start:stop]
+            result[rows] += part @ x[start:stop]
+            result[start:stop] += part.T @ x[rows]
     return result
