@@ -1,12 +1,12 @@
 """Compiled kernel: normalized channel covariances of every block of an image, pooled.
 
 An image is divided into square cells of gcd(block, stride) pixels a side, so that every block is a
-whole number of cells. Pairs of channels are processed by their offset: the products of every
-channel b with channel b + offset, modulo the number of channels, form one long vector. Products
-are summed in cells, and cells into blocks by window sums along one axis and then the other, so that
-each product is computed once, however many blocks contain it. The mean over the whole image is
-subtracted first. A channel that varies little within a block, relative to its distance from that
-mean, would lose digits to cancellation, and is recomputed for that block from its pixels.
+whole number of cells. Products of channels are summed in cells, and cells into blocks by window
+sums along one axis and then the other, so that each product is computed once, however many blocks
+contain it. Pairs of channels are divided into groups, each of which is pooled before the next one,
+so that its sums stay in the cache: TILE_ROWS channels with the channels of a few vectors. Rows and
+lanes beyond the last channel read what follows, and are not pooled. The mean over the whole image
+is subtracted first.
 """
 
 from __future__ import annotations
@@ -16,14 +16,25 @@ import math
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.cpu.deviations import find_recomputed, normalize
 from rescnet_dist.kernels.cpu.jit import compile_kernel, compile_part
-from rescnet_dist.kernels.cpu.variance import (
-    MIN_VARIANCE_FRACTION,
-    RECOMPUTE_VARIANCE_FRACTION,
+from rescnet_dist.kernels.cpu.registers import LANES, MAX_VECTORS, TILE_ROWS, add_tile
+from rescnet_dist.kernels.cpu.tiles import (
+    TILE_FLOATS,
+    add,
+    allocate_zeros,
+    fill_tile,
+    load_tile,
+    maximum,
+    multiply,
+    multiply_add,
+    repeat_vector,
+    spread_floats,
+    store_tile,
+    subtract_product,
 )
+from rescnet_dist.kernels.cpu.windows import sum_product_windows, sum_windows
 
-WINDOW_SUM_COLUMNS = 512  # summed at a time, so that they stay in the fastest cache
-MAX_DIRECT_CELLS = 4  # along a block, up to which cells are simply added
 POOL_BLOCKS_SIGNATURE = (  # in single precision
     "void(float32[:,:,:,::1], int64, int64, int64[:,:,::1], int64[:,::1], "
     "boolean, boolean, boolean, float32[:,:,::1])"
@@ -57,461 +68,351 @@ def pool_blocks(
     length, step = block // side, stride // side
     cell_rows = ((rows - 1) * stride + block) // side
     cell_columns = ((columns - 1) * stride + block) // side
-    scalar, area = maps.dtype.type, block * block
-    inverse_area, first_offset, last_offset = (
-        scalar(1 / area),
-        1 if channelwise else 0,
-        filters // 2,
-    )
+    height, width = cell_rows * side, cell_columns * side
+    dtype, blocks, first_offset = maps.dtype, rows * columns, 1 if channelwise else 0
+    # Vectors of a group: sums of pixels, if cells are no larger, stay in the fastest cache
+    max_vectors = 1 if side == 1 else min(MAX_VECTORS, (filters + LANES - 1) // LANES)
+    group = max_vectors * TILE_FLOATS
+    padded = (filters + TILE_FLOATS - 1) // TILE_FLOATS * TILE_FLOATS
+    pitch = (cell_columns * filters + TILE_FLOATS - 1) // TILE_FLOATS * TILE_FLOATS
 
-    values = np.empty((cell_rows * side, cell_columns * side, 2 * filters), maps.dtype)
-    cells = np.empty((cell_rows, cell_columns * filters), maps.dtype)
-    next_cells = np.empty((cell_rows, cell_columns * filters), maps.dtype)
-    column_sums = np.empty((rows, cell_columns * filters), maps.dtype)
-    transposed = np.empty((cell_columns, rows * filters), maps.dtype)
-    block_sums = np.empty((columns, rows * filters), maps.dtype)
-    scratch = np.empty(WINDOW_SUM_COLUMNS, maps.dtype)
-    means = np.empty((columns, rows, 2 * filters), maps.dtype)
-    inverse = np.empty((columns, rows, 2 * filters), maps.dtype)
-    recomputed = np.empty((columns, rows, filters + 1), np.int32)
-    entries = np.empty(filters, maps.dtype)
-    by_offset = np.empty((pooled.shape[1], last_offset + 1, filters), maps.dtype)
-    overall = np.empty(filters, maps.dtype)
-    total = np.empty(filters, np.float64)
-    variance = np.empty((columns, rows, filters), maps.dtype)
-    centered = np.empty(area, maps.dtype)
-    covariances = np.empty((0, filters), maps.dtype)
+    flat = allocate_zeros(height * width * filters, maps)
+    values = flat[: height * width * filters].reshape(height, width, filters)
+    line = np.empty(width * filters, dtype)
+    overall = np.empty(filters, dtype)
+    cell_group = 0 if side == 1 else cell_columns * group
+    cells = allocate_zeros(cell_rows * max(pitch, cell_group), maps)
+    squares = allocate_zeros(cell_rows * pitch, maps)
+    column_sums = allocate_zeros(rows * max(pitch, cell_columns * group), maps)
+    block_sums = allocate_zeros(columns * group, maps)
+    run_sums = allocate_zeros((length + 1) * TILE_FLOATS, maps)
+    sums = np.empty((2, blocks * padded), dtype)
+    flat_means = allocate_zeros(blocks * filters, maps)
+    means = flat_means[: blocks * filters].reshape(blocks, filters)
+    flat_inverse = allocate_zeros(blocks * filters, maps)
+    inverse = flat_inverse[: blocks * filters].reshape(blocks, filters)
+    variance = np.empty((blocks, filters), dtype)
+    starts = np.empty(blocks + 1, np.int64)
+    channels = np.empty(blocks * filters, np.int32)
+    centered = np.empty(block * block, dtype)
+    covariances = np.empty((0, filters), dtype)
+    entries = allocate_zeros(group, maps)
+    by_cell = allocate_zeros(pooled.shape[1] * group, maps)
+    own_rows = np.empty(TILE_ROWS, np.int64)
+    for row in range(TILE_ROWS):
+        own_rows[row] = row
 
     for image in range(len(maps)):
-        if not _center(maps[image], values, total, overall):
-            _fill(pooled[image], np.nan)  # `max` would drop it
+        if not _center(maps[image], values, line, overall):
+            _write_nan(pooled[image])  # `max` would drop it
             continue
-        for cell in range(len(by_offset)):
-            _fill(by_offset[cell], -np.inf if use_max else 0.0)
-        # First the channels themselves, then their products by offset, those of two at a time
-        for offset in range(-1, last_offset + 1):
-            if offset < 0:
-                _sum_channels(values, side, cells)
-            elif offset % 2 == 0:
-                _sum_products(values, side, offset, cells, next_cells)
-            summed = next_cells if offset > 0 and offset % 2 else cells
-            _sum_windows(summed, length, step, column_sums, scratch)
-            _swap_axes(column_sums, filters, transposed)
-            _sum_windows(transposed, length, step, block_sums, scratch)
-            if offset < 0:
-                for c in range(columns):
-                    for r in range(rows):
-                        for a in range(filters):
-                            means[c, r, a] = block_sums[c, r * filters + a] / scalar(area)
-                continue
-            if offset == 0:
-                lines = _find_recomputed(block_sums, area, means, variance, recomputed)
-                if lines > len(covariances):
-                    covariances = np.empty((lines, filters), maps.dtype)
-                _normalize(
-                    values,
-                    overall,
-                    block,
-                    stride,
-                    channelwise,
-                    variance,
-                    recomputed,
-                    centered,
-                    means,
-                    inverse,
-                    covariances,
-                )
-            if offset < first_offset:
-                continue
-            _pool_offset(
-                block_sums,
-                inverse_area,
-                means,
-                inverse,
-                recomputed,
-                covariances,
-                offset,
-                power,
-                use_max,
-                targets,
-                entries,
-                by_offset,
-            )
-        for p in range(len(parents)):
-            for offset in range(last_offset + 1):
-                _pool(by_offset[parents[p, 1], offset], by_offset[parents[p, 0], offset], use_max)
-        _flatten_pairs(by_offset, first_offset, pooled[image])
+        _sum_channels(flat, filters, height, width, side, pitch, cells, squares)
+        for moment in range(2):
+            _sum_moments(
+                squares if moment else cells, filters, pitch, padded, length, step, rows, columns,
+                run_sums, column_sums, sums[moment],
+            )  # fmt: skip
+        lines = find_recomputed(
+            sums[0].reshape(blocks, padded), sums[1].reshape(blocks, padded), block * block,
+            means, variance, starts, channels,
+        )  # fmt: skip
+        if lines > len(covariances):
+            covariances = np.empty((lines, filters), dtype)
+        normalize(
+            values, overall, columns, block, stride, channelwise, starts, channels, centered,
+            means, variance, inverse, covariances,
+        )  # fmt: skip
+        for a in range(0, filters - first_offset, TILE_ROWS):
+            b, all_vectors = a + first_offset, (filters - a - first_offset + LANES - 1) // LANES
+            while all_vectors:
+                vectors = all_vectors // ((all_vectors + max_vectors - 1) // max_vectors)
+                _sum_columns(
+                    flat, filters, height, width, side, length, step, rows, a, b, vectors,
+                    own_rows, cells, run_sums, column_sums,
+                )  # fmt: skip
+                _fill(by_cell, vectors * pooled.shape[1], -np.inf if use_max else 0.0)
+                for r in range(rows):
+                    _sum_row(
+                        column_sums, r * cell_columns, length, step, columns, vectors,
+                        run_sums, block_sums,
+                    )  # fmt: skip
+                    _pool_row(
+                        block_sums, block * block, flat_means, flat_inverse, r * columns, filters,
+                        starts, channels, covariances, a, b, vectors, power, use_max, targets[r],
+                        entries, by_cell,
+                    )  # fmt: skip
+                for p in range(len(parents)):
+                    _pool(by_cell, parents[p, 1], by_cell, parents[p, 0], vectors, use_max)
+                _write_pairs(by_cell, a, b, vectors, first_offset, filters, pooled[image])
+                b, all_vectors = b + vectors * LANES, all_vectors - vectors
 
 
 @compile_part
-def _fill(matrix: Array, value: float) -> None:
-    """Set all entries of a matrix; Numba takes longer to compile an assignment to a slice."""
-    for i in range(matrix.shape[0]):
-        row = matrix[i]
+def _write_nan(pooled: Array) -> None:
+    """Set all entries of a matrix to NaN; Numba takes longer to compile a slice."""
+    for i in range(pooled.shape[0]):
+        row = pooled[i]
         for j in range(len(row)):
-            row[j] = value
+            row[j] = np.nan
 
 
 @compile_part
-def _center(image: Array, values: Array, total: Array, mean: Array) -> bool:
-    """Write ReLU(image) minus its mean over the image to values (H, W, 2f), and the mean (f,).
+def _center(image: Array, values: Array, line: Array, mean: Array) -> bool:
+    """Write ReLU(image) minus its mean over the image to values (H, W, f), and the mean (f,).
 
-    The channels are written twice, one copy after the other, so that channel b + offset can be read
-    without a modulo. total (f,) is a buffer in double precision. Return whether the mean is finite.
+    line (W·f,) is a buffer. Return whether the mean is finite.
     """
-    height, width, filters = values.shape[0], values.shape[1], image.shape[2]
-    for a in range(filters):
-        total[a] = 0
+    height, width, filters = values.shape
+    zero = values.dtype.type(0)
+    for j in range(len(line)):
+        line[j] = 0
     for y in range(height):
-        for x in range(width):
-            pixel, into = image[y, x], values[y, x]
-            for a in range(filters):
-                into[a] = max(pixel[a], 0)
-            for a in range(filters):
-                total[a] += into[a]
+        pixels = image[y].reshape(-1)
+        for j in range(len(line)):
+            line[j] += max(pixels[j], zero)
     is_finite = True
     for a in range(filters):
-        mean[a] = total[a] / (height * width)
+        total = 0.0
+        for j in range(a, len(line), filters):
+            total += line[j]
+        mean[a] = total / (height * width)
         is_finite = is_finite and math.isfinite(mean[a])
+    for j in range(0, len(line), filters):
+        for a in range(filters):
+            line[j + a] = mean[a]
     for y in range(height):
-        for x in range(width):
-            into = values[y, x]
-            for a in range(filters):
-                into[a] -= mean[a]
-            for a in range(filters):
-                into[filters + a] = into[a]
+        pixels, into = image[y].reshape(-1), values[y].reshape(-1)
+        for j in range(len(line)):
+            into[j] = max(pixels[j], zero) - line[j]
     return is_finite
 
 
 @compile_part
-def _sum_channels(values: Array, side: int, cells: Array) -> None:
-    """Sum the channels of values (H, W, 2f) in each cell, to cells (rows, columns·f)."""
-    filters = values.shape[2] // 2
-    for r in range(len(cells)):
-        for c in range(cells.shape[1] // filters):
-            into = cells[r, c * filters : (c + 1) * filters]
-            for b in range(filters):
-                into[b] = 0
-            for y in range(r * side, (r + 1) * side):
-                for x in range(c * side, (c + 1) * side):
-                    p = values[y, x]
-                    for b in range(filters):
-                        into[b] += p[b]
+def _sum_channels(
+    flat: Array,
+    filters: int,
+    height: int,
+    width: int,
+    side: int,
+    pitch: int,
+    cells: Array,
+    squares: Array,
+) -> None:
+    """Sum the channels of flat (H, W, f), and their squares, in each cell.
 
-
-@compile_part
-def _sum_products(values: Array, side: int, offset: int, cells: Array, next_cells: Array) -> None:
-    """Sum the products of channels b and b + offset in each cell, to cells (rows, columns·f).
-
-    Those of channels b and b + offset + 1 are summed to next_cells (rows, columns·f), from the same
-    reads. values (H, W, 2f).
+    cells and squares hold a row of cells every `pitch` floats.
     """
-    filters = values.shape[2] // 2
-    for r in range(len(cells)):
-        for c in range(cells.shape[1] // filters):
-            into = cells[r, c * filters : (c + 1) * filters]
-            next_into = next_cells[r, c * filters : (c + 1) * filters]
-            if side == 1:
-                p, q = values[r, c], values[r, c, offset:]
-                for b in range(filters):
-                    into[b] = p[b] * q[b]
-                    next_into[b] = p[b] * q[b + 1]
-                continue
-            for b in range(filters):
-                into[b] = 0
-                next_into[b] = 0
-            for y in range(r * side, (r + 1) * side):
-                x, stop = c * side, (c + 1) * side
-                while x + 4 <= stop:
-                    p, q = values[y, x], values[y, x, offset:]
-                    s, t = values[y, x + 1], values[y, x + 1, offset:]
-                    u, v = values[y, x + 2], values[y, x + 2, offset:]
-                    w, z = values[y, x + 3], values[y, x + 3, offset:]
-                    for b in range(filters):
-                        into[b] += p[b] * q[b] + s[b] * t[b] + u[b] * v[b] + w[b] * z[b]
-                        next_into[b] += (
-                            p[b] * q[b + 1] + s[b] * t[b + 1] + u[b] * v[b + 1] + w[b] * z[b + 1]
-                        )
-                    x += 4
-                while x < stop:
-                    p, q = values[y, x], values[y, x, offset:]
-                    for b in range(filters):
-                        into[b] += p[b] * q[b]
-                        next_into[b] += p[b] * q[b + 1]
-                    x += 1
+    for y in range(0, height, side):
+        for x in range(0, width, side):
+            for a in range(0, filters, TILE_FLOATS):  # the last floats are overwritten by the next
+                total = fill_tile(flat.dtype.type(0))
+                total_squares = total
+                for down in range(y, y + side):
+                    for p in range(down * width + x, down * width + x + side):
+                        value = load_tile(flat, p * filters + a, LANES)
+                        total = add(total, value)
+                        total_squares = multiply_add(value, value, total_squares)
+                into = y // side * pitch + x // side * filters + a
+                store_tile(cells, into, LANES, total)
+                store_tile(squares, into, LANES, total_squares)
 
 
 @compile_part
-def _swap_axes(source: Array, filters: int, into: Array) -> None:
-    """Copy source (rows, columns·f) to `into` (columns, rows·f)."""
-    for r in range(len(source)):
-        for c in range(len(into)):
-            part = source[r, c * filters : (c + 1) * filters]
-            into_part = into[c, r * filters : (r + 1) * filters]
-            for b in range(filters):
-                into_part[b] = part[b]
+def _sum_moments(
+    cells: Array,
+    filters: int,
+    pitch: int,
+    padded: int,
+    length: int,
+    step: int,
+    rows: int,
+    columns: int,
+    run_sums: Array,
+    column_sums: Array,
+    sums: Array,
+) -> None:
+    """Sum cells (cell_rows, pitch) of all channels into blocks, sums (rows·columns, padded)."""
+    for x in range(0, pitch, TILE_FLOATS):
+        sum_windows(cells, x, x, pitch, length, step, run_sums, column_sums, x, pitch, rows)
+    for r in range(rows):
+        for x in range(0, padded, TILE_FLOATS):
+            place = r * pitch + x
+            sum_windows(
+                column_sums, place, place, filters, length, step,
+                run_sums, sums, r * columns * padded + x, padded, columns,
+            )  # fmt: skip
 
 
 @compile_part
-def _sum_windows(parts: Array, length: int, step: int, sums: Array, scratch: Array) -> None:
-    """Write Σ parts[i·step : i·step + length], parts (m, w), to sums[i] (w,), for every i.
+def _sum_columns(
+    flat: Array,
+    filters: int,
+    height: int,
+    width: int,
+    side: int,
+    length: int,
+    step: int,
+    rows: int,
+    a: int,
+    b: int,
+    vectors: int,
+    own_rows: Array,
+    cells: Array,
+    run_sums: Array,
+    column_sums: Array,
+) -> None:
+    """Sum the products of a group over the rows of blocks, column_sums (rows, columns, group).
 
-    No sum is ever subtracted from another, as that would lose digits. A long window is the end of
-    one run of `length` parts and the beginning of the next; both are accumulated in scratch, a
-    limited number of columns at a time, which stay in the fastest cache.
+    These are the products of channels a, a + 1, … and the vectors from channel b on, of pixels flat
+    (H, W, f). Columns are those of cells.
     """
-    count, width = sums.shape
-    if length <= MAX_DIRECT_CELLS:
-        for i in range(count):
-            into, part = sums[i], parts[i * step]
-            for j in range(width):
-                into[j] = part[j]
-            for t in range(1, length):
-                part = parts[i * step + t]
-                for j in range(width):
-                    into[j] += part[j]
+    size, line = vectors * TILE_FLOATS, width * filters
+    row = width // side * size
+    if side == 1:
+        for x in range(width):
+            sum_product_windows(
+                flat, x * filters + a, x * filters + b, line, length, step,
+                run_sums, column_sums, x * size, row, rows,
+            )  # fmt: skip
         return
-    last = (count - 1) * step
-    for left in range(0, width, WINDOW_SUM_COLUMNS):
-        right = min(left + WINDOW_SUM_COLUMNS, width)
-        total = scratch[: right - left]
-        for run in range(0, last + 1, length):
-            for j in range(len(total)):
-                total[j] = 0
-            for y in range(run + length - 1, run - 1, -1):
-                part = parts[y, left:right]
-                if y % step or y > last:
-                    for j in range(len(total)):
-                        total[j] += part[j]
-                else:
-                    into = sums[y // step, left:right]
-                    for j in range(len(total)):
-                        total[j] += part[j]
-                        into[j] = total[j]
-            for j in range(len(total)):
-                total[j] = 0
-            for y in range(run + 1, min(run + length - 1, last) + 1):
-                part = parts[y + length - 1, left:right]
-                if y % step:
-                    for j in range(len(total)):
-                        total[j] += part[j]
-                else:
-                    into = sums[y // step, left:right]
-                    for j in range(len(total)):
-                        total[j] += part[j]
-                        into[j] += total[j]
+    for y in range(0, height, side):
+        for x in range(0, width, side):
+            place, pixel = y // side * row + x // side * size, y * line + x * filters
+            for z in range(place, place + size, TILE_FLOATS):
+                store_tile(cells, z, LANES, fill_tile(cells.dtype.type(0)))
+            add_tile(
+                flat, pixel + a, own_rows, 0, line, filters, flat, pixel + b, line, filters,
+                cells, place, vectors * LANES, side, side, vectors,
+            )  # fmt: skip
+    for x in range(0, row, TILE_FLOATS):
+        sum_windows(cells, x, x, row, length, step, run_sums, column_sums, x, row, rows)
 
 
 @compile_part
-def _find_recomputed(
-    squares: Array, area: int, means: Array, variance: Array, recomputed: Array
-) -> int:
-    """Write the variances of the channels in each block, and which of them are recomputed.
-
-    squares (columns, rows·f) are summed over blocks of `area` pixels; means (columns, rows, 2f);
-    variance (columns, rows, f). recomputed (columns, rows, f + 1) holds a line for each channel
-    that must be recomputed from its pixels, -1 for the others, and as its last entry the number of
-    them in the block. Return the number of lines.
-    """
-    columns, rows, filters = variance.shape
-    scalar, lines = variance.dtype.type, 0
-    for c in range(columns):
-        for r in range(rows):
-            sums, mean = squares[c, r * filters : (r + 1) * filters], means[c, r]
-            own_variance, own_lines = variance[c, r], recomputed[c, r]
-            before = lines
-            for a in range(filters):
-                square = sums[a] / scalar(area)
-                own_variance[a] = square - mean[a] ** 2
-                own_lines[a] = -1
-                if not own_variance[a] > scalar(RECOMPUTE_VARIANCE_FRACTION) * square:
-                    own_lines[a] = lines
-                    lines += 1
-            own_lines[filters] = lines - before
-    return lines
-
-
-@compile_part
-def _normalize(
-    values: Array,
-    overall: Array,
-    block: int,
-    stride: int,
-    channelwise: bool,
-    variance: Array,
-    recomputed: Array,
-    centered: Array,
-    means: Array,
-    inverse: Array,
-    covariances: Array,
-) -> None:
-    """Compute the inverse deviations of the channels in each block, inverse (columns, rows, 2f).
-
-    inverse and means (columns, rows, 2f) hold the channels twice, one copy after the other. For
-    channels that are recomputed from their pixels, variance and means are corrected, and the
-    normalized covariances (lines, f) with all channels are written. variance and recomputed are
-    those of `_find_recomputed`; centered (block²,) is a buffer.
-    """
-    columns, rows, filters = variance.shape
-    scalar, area = values.dtype.type, block * block
-    for c in range(columns):
-        for r in range(rows):
-            top, left, mean, scale = r * stride, c * stride, means[c, r], inverse[c, r]
-            own_variance, own_lines = variance[c, r], recomputed[c, r]
-            for a in range(filters):
-                if own_lines[a] >= 0:
-                    mean[a] = _center_channel(values, a, top, left, block, centered)
-                    total = scalar(0)
-                    for p in range(area):
-                        total += centered[p] * centered[p]
-                    own_variance[a] = total / scalar(area)
-            _invert_deviations(own_variance, mean, overall, channelwise, scale)
-            for a in range(filters):
-                mean[filters + a] = mean[a]
-            for a in range(filters):
-                if own_lines[a] >= 0:
-                    line = covariances[own_lines[a]]
-                    for b in range(filters):
-                        line[b] = 0
-                    if own_variance[a] == 0:
-                        continue
-                    _center_channel(values, a, top, left, block, centered)
-                    for y in range(block):
-                        for x in range(block):
-                            pixel, i = values[top + y, left + x], centered[y * block + x]
-                            for b in range(filters):
-                                line[b] += i * (pixel[b] - mean[b])
-                    for b in range(filters):
-                        line[b] *= scale[a] * scale[b] / scalar(area)
-
-
-@compile_part
-def _invert_deviations(
-    variance: Array, mean: Array, overall: Array, channelwise: bool, inverse: Array
-) -> None:
-    """Write 1/deviation of a block's channels to inverse (2f,), 0 for those without variance.
-
-    The deviation is that of each channel, or else that of all pixels and channels. variance (f,);
-    mean (f,) is relative to overall (f,).
-    """
-    filters = len(variance)
-    grand_mean = 0.0
-    for a in range(filters):
-        grand_mean += (mean[a] + overall[a]) / filters
-    spread, whole = 0.0, 0.0
-    for a in range(filters):
-        level = mean[a] + overall[a]
-        square = variance[a] + level * level
-        inverse[a] = (
-            1 / math.sqrt(variance[a]) if variance[a] > MIN_VARIANCE_FRACTION * square else 0.0
-        )
-        spread += variance[a] + (level - grand_mean) ** 2
-        whole += square
-    if not channelwise:
-        common = math.sqrt(filters / spread) if spread > MIN_VARIANCE_FRACTION * whole else 0.0
-        for a in range(filters):
-            inverse[a] = common
-    for a in range(filters):
-        inverse[filters + a] = inverse[a]
-
-
-@compile_part
-def _center_channel(
-    values: Array, a: int, top: int, left: int, block: int, centered: Array
-) -> float:
-    """Write channel a of a block minus its mean to centered (block²,); return the mean.
-
-    A constant channel becomes exactly 0, whatever the rounding.
-    """
-    start = values[top, left, a]
-    total = values.dtype.type(0)
-    for y in range(block):
-        for x in range(block):
-            centered[y * block + x] = values[top + y, left + x, a] - start
-            total += centered[y * block + x]
-    mean = total / values.dtype.type(block * block)
-    for p in range(block * block):
-        centered[p] -= mean
-    return start + mean
-
-
-@compile_part
-def _pool_offset(
+def _sum_row(
+    column_sums: Array,
+    first_cell: int,
+    length: int,
+    step: int,
+    columns: int,
+    vectors: int,
+    run_sums: Array,
     block_sums: Array,
-    inverse_area: float,
+) -> None:
+    """Sum the columns of cells from first_cell on into a row of blocks, block_sums (Q, group)."""
+    size = vectors * TILE_FLOATS
+    for x in range(0, size, TILE_FLOATS):
+        place = first_cell * size + x
+        sum_windows(
+            column_sums, place, place, size, length, step, run_sums, block_sums, x, size, columns
+        )
+
+
+@compile_part
+def _fill(sums: Array, tiles: int, value: float) -> None:
+    """Set all floats of the first tiles of sums."""
+    for x in range(0, tiles * TILE_FLOATS, TILE_FLOATS):
+        store_tile(sums, x, LANES, fill_tile(sums.dtype.type(value)))
+
+
+@compile_part
+def _pool_row(
+    block_sums: Array,
+    area: int,
     means: Array,
     inverse: Array,
-    recomputed: Array,
+    first_block: int,
+    filters: int,
+    starts: Array,
+    channels: Array,
     covariances: Array,
-    offset: int,
+    a: int,
+    b: int,
+    vectors: int,
     power: bool,
     use_max: bool,
     targets: Array,
     entries: Array,
-    by_offset: Array,
+    by_cell: Array,
 ) -> None:
-    """Pool the normalized covariances of channels b and b + offset to by_offset (cells, o, f)."""
-    columns, rows, filters = recomputed.shape[0], recomputed.shape[1], recomputed.shape[2] - 1
-    levels = targets.shape[2]
-    for c in range(columns):
-        for r in range(rows):
-            sums = block_sums[c, r * filters : (r + 1) * filters]
-            mean, scale = means[c, r], inverse[c, r]
-            mean_b, scale_b = mean[offset:], scale[offset:]
-            if use_max and levels == 1 and not power and recomputed[c, r, filters] == 0:
-                into = by_offset[targets[r, c, 0], offset]  # the usual case, in one loop
-                for b in range(filters):
-                    covariance = sums[b] * inverse_area - mean[b] * mean_b[b]
-                    into[b] = max(into[b], covariance * (scale[b] * scale_b[b]))
-                continue
-            for b in range(filters):
-                covariance = sums[b] * inverse_area - mean[b] * mean_b[b]
-                entries[b] = covariance * (scale[b] * scale_b[b])
-            if recomputed[c, r, filters]:
-                _insert_recomputed(recomputed[c, r], covariances, offset, entries)
-            if power:
-                for b in range(filters):
-                    entries[b] = math.copysign(math.sqrt(abs(entries[b])), entries[b])
-            for level in range(levels):
-                _pool(by_offset[targets[r, c, level], offset], entries, use_max)
+    """Pool the normalized covariances of a group in a row of blocks to by_cell (cells, group)."""
+    size, row_step = vectors * TILE_FLOATS, vectors * LANES
+    inverse_area = fill_tile(block_sums.dtype.type(1 / area))
+    for c in range(len(targets)):
+        i = first_block + c
+        is_plain = use_max and targets.shape[1] == 1 and not power and starts[i] == starts[i + 1]
+        into, target = (by_cell, targets[c, 0] * size) if is_plain else (entries, 0)
+        mean = spread_floats(means, i * filters + a)
+        scale = spread_floats(inverse, i * filters + a)
+        for x in range(0, row_step, LANES):
+            other = i * filters + b + x
+            covariance = subtract_product(
+                multiply(load_tile(block_sums, c * size + x, row_step), inverse_area),
+                mean,
+                repeat_vector(means, other),
+            )
+            covariance = multiply(covariance, multiply(scale, repeat_vector(inverse, other)))
+            if is_plain:
+                covariance = maximum(covariance, load_tile(into, target + x, row_step))
+            store_tile(into, target + x, row_step, covariance)
+        if is_plain:
+            continue
+        for line in range(starts[i], starts[i + 1]):
+            _insert_recomputed(channels[line], covariances[line], a, b, row_step, entries)
+        if power:
+            for j in range(size):
+                entries[j] = math.copysign(math.sqrt(abs(entries[j])), entries[j])
+        for level in range(targets.shape[1]):
+            _pool(by_cell, targets[c, level], entries, 0, vectors, use_max)
 
 
 @compile_part
-def _insert_recomputed(recomputed: Array, covariances: Array, offset: int, entries: Array) -> None:
-    """Overwrite the entries (f,) of channels b and b + offset of which one was recomputed."""
-    filters = len(entries)
-    for b in range(filters):
-        other = b + offset if b + offset < filters else b + offset - filters
-        if recomputed[b] >= 0:
-            entries[b] = covariances[recomputed[b], other]
-        elif recomputed[other] >= 0:
-            entries[b] = covariances[recomputed[other], b]
+def _insert_recomputed(
+    channel: int, covariances: Array, a: int, b: int, row_step: int, entries: Array
+) -> None:
+    """Overwrite the entries of a channel that was recomputed, covariances (f,), in a group.
+
+    The group are channels a, a + 1, … in rows of `row_step` channels from b on.
+    """
+    filters = len(covariances)
+    if a <= channel < a + TILE_ROWS:
+        row = (channel - a) * row_step
+        for x in range(min(row_step, filters - b)):
+            entries[row + x] = covariances[b + x]
+    if b <= channel < b + row_step:
+        for row in range(min(TILE_ROWS, filters - a)):
+            entries[row * row_step + channel - b] = covariances[a + row]
 
 
 @compile_part
-def _pool(into: Array, entries: Array, use_max: bool) -> None:
-    """Pool entries (f,) into `into` (f,), by the maximum or by the sum."""
-    if use_max:
-        for b in range(len(into)):
-            into[b] = max(into[b], entries[b])
-    else:
-        for b in range(len(into)):
-            into[b] += entries[b]
+def _pool(
+    by_cell: Array, cell: int, entries: Array, source: int, vectors: int, use_max: bool
+) -> None:
+    """Pool group `source` of entries into a cell of by_cell, by the maximum or by the sum."""
+    size = vectors * TILE_FLOATS
+    for x in range(0, size, TILE_FLOATS):
+        value, into = load_tile(entries, source * size + x, LANES), cell * size + x
+        other = load_tile(by_cell, into, LANES)
+        store_tile(by_cell, into, LANES, maximum(value, other) if use_max else add(value, other))
 
 
 @compile_part
-def _flatten_pairs(by_offset: Array, first_offset: int, pooled: Array) -> None:
-    """Copy entries (cells, offset, f) to pairs (cells, a ≤ b), row by row of the triangle.
+def _write_pairs(
+    by_cell: Array, a: int, b: int, vectors: int, first_offset: int, filters: int, pooled: Array
+) -> None:
+    """Copy the entries of a group to pairs (cells, a ≤ b), row by row of the triangle.
 
     Pairs a = b are left out if first_offset is 1.
     """
-    last_offset, filters = by_offset.shape[1] - 1, by_offset.shape[2]
     for cell in range(len(pooled)):
-        pair = 0
-        for a in range(filters):
-            for b in range(a + first_offset, filters):
-                is_near = b - a <= last_offset
-                pooled[cell, pair] = (
-                    by_offset[cell, b - a, a] if is_near else by_offset[cell, filters - (b - a), b]
-                )
-                pair += 1
+        for row in range(min(TILE_ROWS, filters - first_offset - a)):
+            channel = a + row
+            first = max(b, channel + first_offset)
+            count = min(b + vectors * LANES, filters) - first
+            start = (cell * TILE_ROWS + row) * vectors * LANES + first - b
+            # pairs of the rows above
+            pair = channel * (2 * (filters - first_offset) - channel + 1) // 2
+            pair += first - channel - first_offset
+            into, source = pooled[cell, pair : pair + count], by_cell[start : start + count]
+            for j in range(count):
+                into[j] = source[j]

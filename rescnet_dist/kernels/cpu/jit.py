@@ -35,11 +35,12 @@ def compile_kernel(function: Function) -> Function:
     """Compile a function for the types that it is called with, once per machine and version.
 
     It runs in the calling thread, as parallelism comes from Dask tasks. Multiplications and
-    additions may be fused; sums are never reordered. The cache is invalid once any module next to
-    this one changes, as kernels contain the functions and constants of others. If no cache folder
-    is writable (see Numba's NUMBA_CACHE_DIR), the function is compiled in each process.
+    additions may be fused; sums are never reordered. Divisors are not compared with 0, so that
+    loops with divisions use vectors. The cache is invalid once any module next to this one changes,
+    as kernels contain the functions and constants of others. If no cache folder is writable (see
+    Numba's NUMBA_CACHE_DIR), the function is compiled in each process.
     """
-    options: Any = {"nogil": True, "fastmath": FAST_MATH}
+    options: Any = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy"}
     with contextlib.suppress(RuntimeError):  # no folder is writable
         kernel = numba.njit(cache=True, **options)(function)
         if not hasattr(kernel, "compile") or add_to_numba_source_stamp(kernel, _hash_sources()):
@@ -53,7 +54,8 @@ def compile_part(function: Function) -> Function:
     It has neither entry points for Python and C nor a cache of its own, nor does it count
     references, which saves a tenth of the time of compiling. A call from Python is not compiled.
     """
-    options: Any = {"fastmath": FAST_MATH, "no_cfunc_wrapper": True, "_nrt": False}
+    options: Any = {"fastmath": FAST_MATH, "error_model": "numpy"}
+    options |= {"no_cfunc_wrapper": True, "_nrt": False}
     return register_jitable(**options)(function)
 
 

@@ -104,8 +104,9 @@ def _generate_tile(context: Any, builder: Any, signature: Any, values: Any, vect
         values[index] = array.data
     a, a_start, rows, rows_start, a_outer, a_inner = values[:6]
     b, b_start, b_outer, b_inner, c, c_start, c_row, outer, inner = values[6:]
-    integer, vector = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)
-    name = f"llvm.fmuladd.v{LANES}f32"
+    integer, element = ir.IntType(64), context.get_value_type(signature.args[0].dtype)
+    vector, float_bytes = ir.VectorType(element, LANES), 4 if element == ir.FloatType() else 8
+    name = f"llvm.fmuladd.v{LANES}f{8 * float_bytes}"
     multiply_add = builder.module.globals.get(name) or ir.Function(
         builder.module, ir.FunctionType(vector, [vector] * 3), name
     )
@@ -122,7 +123,7 @@ def _generate_tile(context: Any, builder: Any, signature: Any, values: Any, vect
 
     def load(pointer: Any, index: int) -> Any:
         loaded = builder.load(locate(pointer, index))
-        loaded.align = 4
+        loaded.align = float_bytes
         return loaded
 
     def add_phis(kinds: list[Any], before: list[Any], block: Any) -> list[Any]:
@@ -184,7 +185,7 @@ def _generate_tile(context: Any, builder: Any, signature: Any, values: Any, vect
     for row in range(TILE_ROWS):
         for index in range(vectors):
             stored = builder.store(added[row * vectors + index], locate(c_rows[row], index))
-            stored.align = 4
+            stored.align = float_bytes
     return context.get_dummy_value()
 
 

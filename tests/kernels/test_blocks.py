@@ -1,0 +1,107 @@
+"""Test the places that second-order features read and write, for vectors of any width.
+
+Compiled tiles check no bounds. Here the same Python code runs with tiles that do, and with the
+vectors of other processors than this one.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import oracle
+import pytest
+from test_direct import VECTORS, add_tile_in_bounds
+
+from rescnet_dist.kernels import second_order_features
+from rescnet_dist.kernels.cpu import blocks, direct, pooling, registers, tiles, windows
+from rescnet_dist.model.features.second_order import SecondOrder
+
+ROWS = registers.TILE_ROWS
+GRIDS = [  # height, width, block, stride, filters
+    (2, 2, 2, 1, 2),
+    (6, 5, 4, 1, 7),  # products of single pixels
+    (9, 7, 4, 2, 17),  # cells of 2×2 pixels
+    (7, 8, 3, 2, 5),  # few blocks contain a pixel
+    (7, 11, 2, 3, 3),  # pixels between blocks
+    (8, 8, 8, 4, 33),  # one block
+    (4, 4, 2, 2, 1),
+]
+
+
+@pytest.fixture(params=VECTORS)
+def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the kernel run as Python code, with the vectors of a processor."""
+    lanes, most = VECTORS[request.param]
+    floats = ROWS * lanes
+    row, lane = np.arange(ROWS)[:, None], np.arange(lanes)
+
+    def locate(array: np.ndarray, places: np.ndarray) -> np.ndarray:
+        assert 0 <= places.min() <= places.max() < len(array)
+        return places
+
+    def load(array, start, step):
+        return array[locate(array, start + row * step + lane)]
+
+    def store(array, start, step, tile):
+        array[locate(array, start + row * step + lane)] = tile
+
+    replaced = {
+        "LANES": lanes,
+        "MAX_VECTORS": most,
+        "TILE_FLOATS": floats,
+        "load_tile": load,
+        "store_tile": store,
+        "repeat_vector": lambda array, start: load(array, start, 0),
+        "spread_floats": lambda array, start: array[locate(array, start + row + 0 * lane)],
+        "fill_tile": lambda value: np.full((ROWS, lanes), value),
+        "add": np.add,
+        "multiply": np.multiply,
+        "multiply_add": lambda a, b, c: a * b + c,
+        "subtract_product": lambda c, a, b: c - a * b,
+        "maximum": np.maximum,
+        "add_tile": add_tile_in_bounds,
+        "allocate_zeros": lambda count, like: np.zeros(count + 2 * floats, like.dtype),
+    }
+    for module, (name, value) in itertools.product((blocks, windows, direct), replaced.items()):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(pooling, "kernel", lambda _: blocks.pool_blocks.py_func)
+    return request.param
+
+
+@pytest.mark.parametrize("zscore", ["channel", "block"])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_features_stay_in_their_arrays(grid, zscore, vectors, rng):
+    """And equal the oracle: images of one block, few and many filters, a constant channel."""
+    height, width, block, stride, filters = grid
+    maps = rng.normal(size=(2, height, width, filters)).astype(np.float32)
+    maps[0, :, :, 0] = 3
+    extractor = SecondOrder(block=block, stride=stride, levels=(2, 1), zscore=zscore)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = second_order_features(maps, block, stride, (2, 1), zscore=zscore)
+    expected = oracle.second_order_features(maps.astype(np.float64), extractor)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("pool", ["max", "mean"])
+@pytest.mark.parametrize(("block", "stride"), [(5, 1), (6, 2), (7, 4), (4, 4), (3, 5)])
+@pytest.mark.parametrize("filters", [2, 3, 6, 7, 15, 16, 17, 18, 33, 50, 67])
+def test_features_of_any_number_of_filters_equal_oracle(filters, block, stride, pool, rng):
+    """Pairs of channels are divided into groups of vectors, which the last ones do not fill."""
+    mix = np.eye(filters) + rng.normal(size=(filters, filters)) / filters
+    maps = rng.normal(size=(2, 11, 12, filters)) @ mix
+    maps[1, :6, :, -1] = -1  # no variance in some blocks
+    extractor = SecondOrder(block=block, stride=stride, levels=(2, 1), pool=pool)
+    expected = oracle.second_order_features(maps, extractor)
+    found = second_order_features(maps.astype(np.float32), block, stride, (2, 1), pool=pool)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-5)
+
+
+def test_vectors_begin_where_lines_of_the_cache_do():
+    """Vectors that are parts of two lines take twice as long."""
+    for count in (1, 100, 12345):
+        found = tiles.allocate_zeros(count, np.zeros(1, np.float32))
+        assert len(found) == count + tiles.TILE_SLACK
+        assert not found.any()
+        assert found.ctypes.data % (4 * registers.LANES) == 0
