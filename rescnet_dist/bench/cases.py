@@ -408,6 +408,7 @@ CASES = (
     Case("iteration", iteration),
     Case("starting", starting),
     Case("workers", engine.workers),
+    Case("cores", engine.cores),
     Case("depth", engine.depth),
     Case("images", engine.images),
     Case("stored maps", engine.stored_maps),

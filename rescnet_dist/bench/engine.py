@@ -16,6 +16,7 @@ from rescnet_dist.kernels import LayerInput
 from rescnet_dist.lifecycle import begin_or_resume, check_run
 from rescnet_dist.model import fit_bank, fit_head, layer_pixels
 from rescnet_dist.planning import Problem, make_plan
+from rescnet_dist.planning.division import Division, divide_cores
 from rescnet_dist.planning.speed import random_layer
 from rescnet_dist.reduce import blas_threads
 from rescnet_dist.runs import describe_run
@@ -43,8 +44,9 @@ def layer_seconds(
     spec: NetworkSpec,
     run_spec: RunSpec = NO_VALIDATION,
     memory_limit: str | None = None,
+    threads: int = 1,
 ) -> list[float]:
-    """Return the seconds of each layer of a run on n images and `workers` workers of one thread.
+    """Return the seconds of each layer of a run on n images and `workers` workers.
 
     Workers have no memory limit by default; "auto" gives each its share of the machine's memory.
     """
@@ -53,7 +55,7 @@ def layer_seconds(
         tempfile.TemporaryDirectory() as folder,
         LocalCluster(
             n_workers=workers,
-            threads_per_worker=1,
+            threads_per_worker=threads,
             dashboard_address="127.0.0.1:0",
             memory_limit=memory_limit,
         ) as cluster,
@@ -130,6 +132,31 @@ def workers(quick: bool) -> list[Result]:
         ),
         Result("a layer on two workers, compared with one", two, {"one worker": one}, bar=1.85),
     ]
+
+
+def cores(quick: bool) -> list[Result]:
+    """Compare the cores divided between workers as commands do with other divisions.
+
+    For few features, whose accumulators are small, and for many.
+    """
+    count = available_cores()
+    others = {Division(count // threads, threads) for threads in (1, 4, count)}
+    results = []
+    for n, filters in ((80, 4),) if quick else ((6000, 12), (2400, 40)):
+        spec = make_spec(filters, 3)
+        problem = Problem(n, (32, 32, 3), BENCH_CLASSES)
+        chosen = divide_cores(problem, spec, cores=count)
+        seconds = {
+            division: min(layer_seconds(division.workers, n, spec, threads=division.threads)[1:])
+            for division in sorted({chosen, *others}, reverse=True)
+            if division.workers * division.threads == count
+        }
+        own = seconds.pop(chosen)
+        name = f"a layer of {problem.features(spec):,} features with {chosen} threads"
+        results.append(
+            Result(name, own, {f"{division} threads": seconds[division] for division in seconds})
+        )
+    return results
 
 
 def depth(quick: bool) -> list[Result]:

@@ -39,8 +39,8 @@ def bench_command() -> None:
     Cases, in quotes if they have several words:
       scatter, products, scatter of large patches, features,
       features at stride 1, discriminants, filters, layer, factorization,
-      iteration, starting, workers, depth, images, stored maps, onnx,
-      one image, prediction
+      iteration, starting, workers, cores, depth, images, stored maps,
+      onnx, one image, prediction
     With a GPU, also:
       prediction on a gpu, gpu, gpu at stride 1, gpu with mirror images
 

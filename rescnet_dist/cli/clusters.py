@@ -18,16 +18,26 @@ from rescnet_dist.errors import WorkersTooSmallError
 if TYPE_CHECKING:
     from distributed import Client
 
+    from rescnet_dist.planning import Problem
+    from rescnet_dist.planning.division import Division
+    from rescnet_dist.spec import NetworkSpec
+
 MIN_WORKER_WAIT_SECONDS = 2.0  # for a worker once the scheduler answers
 
 
 @contextmanager
 def cluster(
-    options: dict[str, Any], *, embedded: bool = True, quiet: bool = False, gpus: bool = False
+    options: dict[str, Any],
+    *,
+    embedded: bool = True,
+    quiet: bool = False,
+    gpus: bool = False,
+    division: Division | None = None,
 ) -> Iterator[Client]:
     """Yield a client of the cluster that the options name, else of an embedded one of processes.
 
-    Without options and with `embedded=False`, yield None: threads of this process are enough. With
+    `division` has the workers of the embedded one; by default there is one for each core. Without
+    options and with `embedded=False`, yield None: threads of this process are enough. With
     `quiet`, nothing is printed while the cluster starts. Raise ClusterLostError if the scheduler of
     a named cluster is lost in the body.
     """
@@ -68,7 +78,9 @@ def cluster(
         # The scheduler imports the pages of its dashboard.
         with pause_gc(), show_status("starting an embedded Dask cluster", quiet=quiet):
             forked = not gpus and start_fork_server()
-            embedded_client = current_client(processes=True, gpus=gpus, forked=forked)
+            embedded_client = current_client(
+                processes=True, gpus=gpus, forked=forked, division=division
+            )
             client = stack.enter_context(embedded_client)
         stack.enter_context(client.as_current())  # for the predictions at the end of a run
         try:
@@ -76,3 +88,12 @@ def cluster(
         except WorkersTooSmallError:  # No larger worker can join, as it can elsewhere.
             report_final_error(SMALL_MACHINE)
             raise
+
+
+def divide_machine(problem: Problem, spec: NetworkSpec) -> Division:
+    """Return the division of this machine's cores between workers that train a network."""
+    from rescnet_dist.cluster import available_cores
+    from rescnet_dist.cluster.numa import count_numa_nodes
+    from rescnet_dist.planning.division import divide_cores
+
+    return divide_cores(problem, spec, cores=available_cores(), numa_nodes=count_numa_nodes())

@@ -58,14 +58,19 @@ FORK_CONFIG = {"distributed.worker.multiprocessing-method": "forkserver"}
 
 @contextmanager
 def current_client(
-    *, processes: bool = False, gpus: bool = False, forked: bool = False
+    *,
+    processes: bool = False,
+    gpus: bool = False,
+    forked: bool = False,
+    division: tuple[int, int] | None = None,
 ) -> Iterator[Client]:
     """Yield the current `dask.distributed.Client`, or one of an embedded cluster.
 
     The embedded cluster listens on loopback only and is closed at exit. By default it has one
-    worker in this process, with a thread per core. With `processes` it has one single-threaded
-    worker process per core, which with `forked` are forks of the fork server of `multiprocessing`,
-    not new processes. With `gpus` it has one worker process for each GPU, or only one if
+    worker in this process, with a thread per core. With `processes` it has the worker processes
+    and threads of each that `division` names, by default one single-threaded process per core;
+    with `forked` they are forks of the fork server of `multiprocessing`, not new processes. With
+    `gpus` it has one worker process for each GPU, or only one if
     Dask-CUDA is not installed. The profiler of Dask is off if it can deadlock workers.
     """
     if find_worker() is not None:
@@ -78,7 +83,7 @@ def current_client(
         return
     with ExitStack() as stack:
         with _defer_interrupts(), dask.config.set(PROFILER_CONFIG):
-            started = _gpu_cluster() if gpus else _cpu_cluster(processes, forked)
+            started = _gpu_cluster() if gpus else _cpu_cluster(processes, forked, division)
             cluster = stack.enter_context(started)
         yield stack.enter_context(Client(cluster, set_as_default=False))
 
@@ -92,13 +97,14 @@ LOCAL_CLUSTER_OPTIONS = {
 }
 
 
-def _cpu_cluster(processes: bool, forked: bool) -> LocalCluster:
-    """Start a local cluster of one process per core, or of one worker in this process."""
+def _cpu_cluster(processes: bool, forked: bool, division: tuple[int, int] | None) -> LocalCluster:
+    """Start a local cluster of processes, by default one per core, or of one worker in this one."""
     cores = available_cores()
     if not processes:
         return LocalCluster(
             n_workers=1, threads_per_worker=cores, processes=False, **LOCAL_CLUSTER_OPTIONS
         )
+    workers, threads = division or (cores, 1)
     # The fork server may have an older environment than this process. Workers that are started
     # later in place of others are new processes.
     options: dict[str, Any] = {"env": dict(os.environ)} if forked else {}
@@ -108,8 +114,8 @@ def _cpu_cluster(processes: bool, forked: bool) -> LocalCluster:
         options |= deferred_dashboard_options()
     with dask.config.set(FORK_CONFIG if forked else {}):
         cluster = LocalCluster(
-            n_workers=cores,
-            threads_per_worker=1,
+            n_workers=workers,
+            threads_per_worker=threads,
             host="127.0.0.1",
             **LOCAL_CLUSTER_OPTIONS | options,
         )

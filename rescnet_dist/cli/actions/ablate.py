@@ -11,7 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
-from rescnet_dist.cli.clusters import cluster
+from rescnet_dist.cli.clusters import cluster, divide_machine
 from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.reporting import ReportOptions, open_listeners, open_reporter
 from rescnet_dist.cli.resolve import is_automatic, resolve_specs
@@ -31,6 +31,7 @@ from rescnet_dist.errors import SpecError, StoreError, mask_secrets, pluralize
 from rescnet_dist.formatting import option_name, url_name
 from rescnet_dist.lifecycle import CheckedRun, begin_or_resume, check_run
 from rescnet_dist.network import Network
+from rescnet_dist.planning import Problem
 from rescnet_dist.planning.backend import get_available_backend, get_backend
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
@@ -67,9 +68,10 @@ def ablate(
     ]
     runs = list[RunStore]()
     gpus = get_backend(run_spec).on_gpu
+    division = divide_machine(Problem.of(training, run_spec), base)
     with (
         open_reporter(ReportOptions(quiet=quiet or as_json)) as reporter,
-        cluster(cluster_flags, quiet=quiet, gpus=gpus) as client,
+        cluster(cluster_flags, quiet=quiet, gpus=gpus, division=division) as client,
     ):
         for entry, variant in zip(checked, ablation.variants, strict=True):
             url = entry.store.url

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from rescnet_dist.automatic import describe_choice
-from rescnet_dist.cli.clusters import cluster
+from rescnet_dist.cli.clusters import cluster, divide_machine
 from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.reporting import (
     open_listeners,
@@ -26,8 +26,9 @@ from rescnet_dist.cli.status import show_status
 from rescnet_dist.data import TrainingSet, check_test_set, training_set
 from rescnet_dist.errors import SpecError, mask_secrets, pluralize
 from rescnet_dist.lifecycle import Changes, begin_or_resume, check_resume, check_run, resume_run
-from rescnet_dist.planning import forecast
+from rescnet_dist.planning import Problem, forecast
 from rescnet_dist.planning.backend import get_backend
+from rescnet_dist.runs.state import RunState
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
 
@@ -55,9 +56,10 @@ def train(
     if test_data:
         check_test_set(test_data, training)
     gpus = get_backend(run_spec).on_gpu
+    division = divide_machine(Problem.of(training, run_spec), spec)
     with (
         open_reporter(report_options) as reporter,
-        cluster(cluster_flags, quiet=quiet, gpus=gpus) as client,
+        cluster(cluster_flags, quiet=quiet, gpus=gpus, division=division) as client,
     ):
         with open_listeners(url, reporter, client) as listeners:
             if note := checked.plan_difference:
@@ -82,7 +84,11 @@ def plan(
     check_run(url, spec, run_spec, training)
     gpus = get_backend(run_spec).on_gpu
     status = "measuring" if measure else "planning"
-    with cluster(cluster_flags, gpus=gpus) as client, show_status(status):
+    division = divide_machine(Problem.of(training, run_spec), spec)
+    with (
+        cluster(cluster_flags, gpus=gpus, division=division) as client,
+        show_status(status),
+    ):
         estimated = forecast(training, spec, run_spec, client, store=url, measure=measure)
     if as_json:
         click.echo(json.dumps(estimated.to_dict()))
@@ -122,9 +128,10 @@ def resume(
             err=True,
         )
     gpus = get_backend(run_spec).on_gpu
+    division = divide_machine(RunState.of(store).problem(itemsize=1), spec)
     with (
         open_reporter(report_options) as reporter,
-        cluster(cluster_flags, quiet=quiet, gpus=gpus) as client,
+        cluster(cluster_flags, quiet=quiet, gpus=gpus, division=division) as client,
     ):
         with open_listeners(run_url, reporter, client) as listeners:
             run = resume_run(store, client, listeners, changes=changes, take_over=take_over)
