@@ -13,8 +13,11 @@ def count_numa_nodes(folder: Path = NODES) -> int:
     if not hasattr(os, "sched_getaffinity"):
         return 1
     cores = os.sched_getaffinity(0)
-    lists = (path.read_text() for path in folder.glob("node*/cpulist"))
-    return sum(not cores.isdisjoint(_parse_cores(text)) for text in lists) or 1
+    try:
+        lists = [path.read_text() for path in folder.glob("node*/cpulist")]
+        return sum(not cores.isdisjoint(_parse_cores(text)) for text in lists) or 1
+    except (OSError, ValueError):  # unreadable, as in some sandboxes
+        return 1
 
 
 def _parse_cores(text: str) -> set[int]:

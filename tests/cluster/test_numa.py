@@ -32,3 +32,6 @@ def test_one_node_where_it_is_not_known(tmp_path: Path) -> None:
     """Other systems than Linux have no such folder."""
     assert count_numa_nodes(tmp_path / "missing") == 1
     assert count_numa_nodes() >= 1
+    (tmp_path / "node0").mkdir()
+    (tmp_path / "node0" / "cpulist").write_text("all of them")
+    assert count_numa_nodes(tmp_path) == 1
