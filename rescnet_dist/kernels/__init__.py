@@ -16,6 +16,7 @@ from rescnet_dist.kernels.discriminant import (
     FeatureMoments,
     Whitening,
     one_vs_rest_lda,
+    regression_to_lda,
     ridge_regression,
 )
 from rescnet_dist.kernels.filters import (
@@ -95,6 +96,7 @@ __all__ = [
     "probe_signs",
     "rank_in_class",
     "record_columns",
+    "regression_to_lda",
     "residual_labels",
     "ridge_regression",
     "sample_patches",

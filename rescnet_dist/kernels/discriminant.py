@@ -326,11 +326,9 @@ def one_vs_rest_lda(
         If the covariance cannot be factorized with this ridge.
     """
     white = whitening or Whitening.of(moments, ridge)
-    n = moments.count
-    inside = moments.target_sums
-    present = (inside > 0) & (n - inside > MIN_CLASS_FRACTION * n)
-    n1 = np.where(present, inside, 1)[:, None]
-    n0 = np.where(present, n - inside, 1)[:, None]
+    n, inside = moments.count, moments.target_sums
+    n1, n0, present = _count_members(moments, len(inside))
+    n1, n0 = n1[:, None], n0[:, None]
     mean1 = (moments.cross - inside[:, None] * moments.mean) * white.scale / n1
     mean0 = -mean1 * n1 / n0  # the standardized features have mean 0 over all samples
     delta = np.where(present[:, None], mean1 - mean0, 0)
@@ -375,3 +373,54 @@ def ridge_regression(
     centered = (moments.cross - moments.target_sums[:, None] * moments.mean) * white.scale
     weights = white.solve(centered.T / moments.count).T * white.scale
     return weights, moments.target_sums / moments.count - weights @ white.mean
+
+
+def regression_to_lda(
+    moments: FeatureMoments, weights: Array, intercept: Array
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Convert ridge regressions of class membership to discriminants of each class.
+
+    With V the weights of the regression, π = n₁/N and δ = m₁ − m₀, those of `one_vs_rest_lda` are
+    V/(π(1−π)(1 − δᵀV)): the score of a discriminant is a linear function of what the regression
+    predicts.
+
+    Parameters
+    ----------
+    moments : FeatureMoments of D features and K targets or more
+        The first K targets mark membership of K classes.
+    weights : ndarray of shape (K, D)
+        The weights V of `ridge_regression` on the raw features.
+    intercept : ndarray of shape (K,)
+        Its intercepts.
+
+    Returns
+    -------
+    weights : ndarray of shape (K, D)
+        Weights of the discriminants, zero for absent classes.
+    intercept : ndarray of shape (K,)
+        Their intercepts.
+    present : ndarray of bool, shape (K,)
+        Whether a class has samples, but not all of them.
+    slope, offset : ndarray of shape (K,)
+        The regression predicts slope·score + offset; 1 and 0 for absent classes.
+    """
+    total, classes = moments.count, len(weights)
+    n1, n0, present = _count_members(moments, classes)
+    mean1 = moments.cross[:classes] / n1[:, None]
+    mean0 = (total * moments.mean - moments.cross[:classes]) / n0[:, None]
+    explained = ((mean1 - mean0) * weights).sum(axis=1)
+    slope = np.where(present, n1 * n0 / total**2 * (1 - explained), 1)
+    lda = np.where(present[:, None], weights / slope[:, None], 0)
+    bias = np.log(n1 / n0) - 0.5 * ((mean1 + mean0) * lda).sum(axis=1)
+    bias = np.where(present, bias, 0)
+    return lda, bias, present, slope, np.where(present, intercept - slope * bias, 0)
+
+
+def _count_members(moments: FeatureMoments, classes: int) -> tuple[Array, Array, Array]:
+    """Return the samples in and outside each of the first classes, and whether both exist.
+
+    Counts of other classes are replaced by 1.
+    """
+    inside, total = moments.target_sums[:classes], moments.count
+    present = (inside > 0) & (total - inside > MIN_CLASS_FRACTION * total)
+    return np.where(present, inside, 1), np.where(present, total - inside, 1), present

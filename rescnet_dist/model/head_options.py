@@ -1,4 +1,4 @@
-"""Options that heads have in common."""
+"""Options that heads have in common, and what follows from them."""
 
 from __future__ import annotations
 
@@ -41,3 +41,22 @@ def leverage_share_option() -> Any:
         low=0,
         high=1,
     )
+
+
+class LeavesImagesOut:
+    """Mixin of heads with the options `probes` and `leverage_share`."""
+
+    __slots__ = ()
+
+    probes: int
+    leverage_share: float
+
+    @property
+    def probe_count(self) -> int:
+        """The number of random signs; see `Head.probe_count`."""
+        return self.probes
+
+    @property
+    def leave_one_out_scores(self) -> bool:
+        """True, unless `leverage_share` is 0; see `Head.leave_one_out_scores`."""
+        return self.leverage_share > 0

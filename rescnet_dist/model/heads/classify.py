@@ -89,7 +89,10 @@ class Classify(LinearHead):
 
     def correction(self, arrays: Mapping[str, Array], features: Array) -> Array:
         """Return the probabilities (n, C) of positive minus those of negative errors."""
-        outputs = linear_outputs(arrays, features)
+        return self._combine(arrays, linear_outputs(arrays, features))
+
+    def _combine(self, arrays: Mapping[str, Array], outputs: Array) -> Array:
+        """Return the correction (n, C) by outputs (n, 2, C) of the classifiers."""
         positive, negative = (
             float(share)
             * probabilities(

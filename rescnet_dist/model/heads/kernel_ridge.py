@@ -23,6 +23,7 @@ from rescnet_dist.kernels.samples import (
 from rescnet_dist.model.graph import OnnxGraph
 from rescnet_dist.model.head import SampleHead
 from rescnet_dist.model.head_options import (
+    LeavesImagesOut,
     leverage_share_option,
     probes_option,
     regression_target_option,
@@ -31,7 +32,7 @@ from rescnet_dist.options import option
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRidge(SampleHead):
+class KernelRidge(LeavesImagesOut, SampleHead):
     """Kernel ridge regression of Y − Ŷ with a Gaussian kernel of the features.
 
     A layer has a weight for each training image and class, and prediction computes the features of
@@ -69,16 +70,6 @@ class KernelRidge(SampleHead):
     target: float = regression_target_option()
     probes: int = probes_option()
     leverage_share: float = leverage_share_option()
-
-    @property
-    def probe_count(self) -> int:
-        """The number of random signs; see `Head.probe_count`."""
-        return self.probes
-
-    @property
-    def leave_one_out_scores(self) -> bool:
-        """True, unless `leverage_share` is 0; see `Head.leave_one_out_scores`."""
-        return self.leverage_share > 0
 
     def target_count(self, classes: int) -> int:
         """Return the number of classes C."""

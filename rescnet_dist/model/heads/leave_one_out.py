@@ -9,15 +9,25 @@ from typing import ClassVar
 import numpy as np
 
 from rescnet_dist.kernels import FeatureMoments, Whitening, ridge_regression
-from rescnet_dist.kernels.arrays import Array, asarray_like
+from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.leverage import leave_one_out
-from rescnet_dist.model.head_options import leverage_share_option, probes_option
-from rescnet_dist.model.heads.linear import LinearHead, stack_signs
+from rescnet_dist.model.head_options import (
+    LeavesImagesOut,
+    leverage_share_option,
+    probes_option,
+)
+from rescnet_dist.model.heads.linear import (
+    PROBE_ARRAYS,
+    LinearHead,
+    predict_signs,
+    stack_probes,
+    stack_signs,
+)
 from rescnet_dist.model.heads.regress import Regress
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveOneOut(Regress):
+class LeaveOneOut(LeavesImagesOut, Regress):
     """Regress, but training images have the scores they would have without training on them.
 
     Errors then do not vanish when all training images are classified correctly, and the training
@@ -25,25 +35,11 @@ class LeaveOneOut(Regress):
     """
 
     name: ClassVar[str] = "leave-one-out"
-    arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **LinearHead.arrays,
-        "probe_weights": ("probe", "feature"),
-        "probe_intercept": ("probe",),
-    }
-    training_arrays: ClassVar[frozenset[str]] = frozenset({"probe_weights", "probe_intercept"})
+    arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {**LinearHead.arrays, **PROBE_ARRAYS}
+    training_arrays: ClassVar[frozenset[str]] = frozenset(PROBE_ARRAYS)
 
     probes: int = probes_option()
     leverage_share: float = leverage_share_option()
-
-    @property
-    def probe_count(self) -> int:
-        """The number of random signs; see `Head.probe_count`."""
-        return self.probes
-
-    @property
-    def leave_one_out_scores(self) -> bool:
-        """True, unless `leverage_share` is 0; see `Head.leave_one_out_scores`."""
-        return self.leverage_share > 0
 
     def fit(
         self, moments: FeatureMoments, classes: int, whitening: Whitening | None = None
@@ -53,8 +49,7 @@ class LeaveOneOut(Regress):
         errors = weights[:classes], intercept[:classes]
         return {
             **stack_signs(*errors, np.ones(classes, bool), np.ones(1), classes),
-            "probe_weights": weights[classes:].astype(np.float32),
-            "probe_intercept": intercept[classes:],
+            **stack_probes(weights[classes:], intercept[classes:]),
         }
 
     def training_correction(
@@ -68,9 +63,5 @@ class LeaveOneOut(Regress):
     ) -> Array:
         """Return the errors (n, C) predicted without the image; see `Head.training_correction`."""
         errors = self.targets(scores, labels, first=False)
-        weights, intercept = (
-            asarray_like(arrays[name], features).astype(np.float32)
-            for name in ("probe_weights", "probe_intercept")
-        )
-        predicted = features @ weights.T + intercept
+        predicted = predict_signs(arrays, features)
         return leave_one_out(correction, errors, predicted, signs, self.leverage_share)

@@ -13,6 +13,12 @@ from rescnet_dist.model.graph import OnnxGraph
 from rescnet_dist.model.head import Head
 from rescnet_dist.model.solver import ConjugateGradients
 
+# Arrays of a regression of random signs, by which leverages are estimated
+PROBE_ARRAYS: Mapping[str, tuple[str, ...]] = {
+    "probe_weights": ("probe", "feature"),
+    "probe_intercept": ("probe",),
+}
+
 
 class LinearHead(Head):
     """Base class of heads whose outputs are linear in the features.
@@ -86,3 +92,16 @@ def stack_signs(
         "present": present.reshape(-1, classes),
         "share": share,
     }
+
+
+def stack_probes(weights: Array, intercept: Array) -> dict[str, Array]:
+    """Return `PROBE_ARRAYS`, given the regression of random signs: (s, D) and (s,)."""
+    return {"probe_weights": weights.astype(np.float32), "probe_intercept": intercept}
+
+
+def predict_signs(arrays: Mapping[str, Array], features: Array) -> Array:
+    """Return the random signs (n, s) that `PROBE_ARRAYS` predict for features (n, D)."""
+    weights, intercept = (
+        asarray_like(arrays[name], features).astype(np.float32) for name in PROBE_ARRAYS
+    )
+    return features @ weights.T + intercept

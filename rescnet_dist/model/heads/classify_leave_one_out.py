@@ -1,0 +1,93 @@
+"""The paper's head, fitted to the leave-one-out errors of the training images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rescnet_dist.kernels import (
+    FeatureMoments,
+    Whitening,
+    leave_one_out,
+    regression_to_lda,
+    ridge_regression,
+)
+from rescnet_dist.kernels.arrays import Array, asarray_like
+from rescnet_dist.model.head_options import (
+    LeavesImagesOut,
+    leverage_share_option,
+    probes_option,
+)
+from rescnet_dist.model.heads.classify import Classify
+from rescnet_dist.model.heads.linear import (
+    PROBE_ARRAYS,
+    LinearHead,
+    linear_outputs,
+    predict_signs,
+    stack_probes,
+    stack_signs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifyLeaveOneOut(LeavesImagesOut, Classify):
+    """Classify, but training images have the scores they would have without training on them.
+
+    The score of a discriminant is a linear function of a ridge regression of the class, so that an
+    image is left out of both in the same way. Slope and offset of that function, and the shares of
+    the classes, stay those of all images.
+    """
+
+    name: ClassVar[str] = "classify-leave-one-out"
+    arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **LinearHead.arrays,
+        **PROBE_ARRAYS,
+        "slope": ("sign", "class"),
+        "offset": ("sign", "class"),
+    }
+    training_arrays: ClassVar[frozenset[str]] = frozenset({*PROBE_ARRAYS, "slope", "offset"})
+
+    probes: int = probes_option()
+    leverage_share: float = leverage_share_option()
+
+    def fit(
+        self, moments: FeatureMoments, classes: int, whitening: Whitening | None = None
+    ) -> dict[str, Array]:
+        """Fit the classifiers of both signs, and the regression of signs; see `Head.fit`."""
+        count = self.target_count(classes)
+        weights, intercept = ridge_regression(moments, self.ridge, whitening)
+        lda, bias, present, slope, offset = regression_to_lda(
+            moments, weights[:count], intercept[:count]
+        )
+        share = moments.target_sums[:count].reshape(2, classes).sum(axis=1) / moments.count
+        return {
+            **stack_signs(lda, bias, present, share, classes),
+            **stack_probes(weights[count:], intercept[count:]),
+            "slope": slope.reshape(2, classes),
+            "offset": offset.reshape(2, classes),
+        }
+
+    def training_correction(
+        self,
+        arrays: Mapping[str, Array],
+        features: Array,
+        correction: Array,
+        scores: Array,
+        labels: Array,
+        signs: Array,
+    ) -> Array:
+        """Return the correction (n, C) without the image; see `Head.training_correction`."""
+        slope, offset = (asarray_like(arrays[name], features) for name in ("slope", "offset"))
+        outputs = linear_outputs(arrays, features)
+        members = self.targets(scores, labels, first=False).reshape(outputs.shape)
+        n = len(features)
+        left_out = leave_one_out(
+            (slope * outputs + offset).reshape(n, -1),
+            members.reshape(n, -1),
+            predict_signs(arrays, features),
+            signs,
+            self.leverage_share,
+        )
+        outputs = (left_out.reshape(outputs.shape) - offset) / slope
+        return self._combine(arrays, outputs.astype(features.dtype))
