@@ -10,6 +10,10 @@ import numpy as np
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.backend import get_operations
 
+MAX_VECTOR_FLOATS = 16  # of a processor; `cpu.registers` has those of this one
+MAX_TILE_FLOATS = 6 * MAX_VECTOR_FLOATS  # of as many rows as a tile has
+MAX_TILE_VECTORS = 4  # of a group of pairs
+
 
 def block_starts(length: int, block: int, stride: int) -> range:
     """Return the first pixels of the blocks along an axis of `length` pixels."""
@@ -182,3 +186,55 @@ def second_order_features(
     return get_operations(maps).pool_blocks(
         maps, block, stride, direct, parents, zscore == "channel", power, counts, live, pairs
     )
+
+
+def second_order_bytes(
+    height: int,
+    width: int,
+    filters: int,
+    *,
+    block: int,
+    stride: int,
+    levels: tuple[int, ...],
+    cells: str = "center",
+) -> int:
+    """Return the most memory that `second_order_features` takes on the CPU, of a thread.
+
+    These are the buffers of `cpu.blocks.pool_blocks` in single precision, which computes one image
+    after the other. Maps and features are not included. The last ones are for covariances that are
+    computed again: those of channels that are constant in a block, which may be all.
+
+    Parameters
+    ----------
+    height, width : int
+        The size of the maps, in pixels.
+    filters : int
+        The number of maps f.
+    block, stride, levels, cells
+        As of `feature_count`.
+
+    Returns
+    -------
+    int
+        Bytes, for the processor with the widest vectors.
+    """
+    live, targets = pyramid(height, width, block, stride, tuple(levels), cells)
+    rows, columns, _ = targets.shape
+    blocks, side = rows * columns, math.gcd(block, stride)
+    vectors = 1 if side == 1 else min(MAX_TILE_VECTORS, -(-filters // MAX_VECTOR_FLOATS))
+    group = vectors * MAX_TILE_FLOATS
+    cell_rows, cell_columns = (((n - 1) * stride + block) // side for n in (rows, columns))
+    pitch = _fill_tiles(cell_columns * filters)
+    line = max(pitch, cell_columns * group)
+    pixels = cell_rows * cell_columns * side**2 * filters
+    sums_of_cells = cell_rows * ((pitch if side == 1 else line) + pitch) + rows * line
+    sums_of_blocks = 2 * blocks * _fill_tiles(filters) + (columns + live + 1) * group
+    moments = blocks * (4 * filters + 2)  # means, deviations, variances, channels and their starts
+    covariances = blocks * filters**2
+    runs = (block // side + 1) * MAX_TILE_FLOATS + block**2 + width * filters
+    return 4 * (pixels + sums_of_cells + sums_of_blocks + moments + covariances + runs)
+
+
+def _fill_tiles(count: int) -> int:
+    """Return a number of floats, rounded up to whole tiles."""
+    return -(-count // MAX_TILE_FLOATS) * MAX_TILE_FLOATS

@@ -7,6 +7,7 @@ vectors of other processors than this one.
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import oracle
@@ -15,6 +16,7 @@ from test_direct import VECTORS, add_tile_in_bounds
 
 from rescnet_dist.kernels import second_order_features
 from rescnet_dist.kernels.cpu import blocks, direct, pooling, registers, tiles, windows
+from rescnet_dist.kernels.pooling import second_order_bytes
 from rescnet_dist.model.features.second_order import SecondOrder
 
 ROWS = registers.TILE_ROWS
@@ -27,6 +29,7 @@ GRIDS = [  # height, width, block, stride, filters
     (8, 8, 8, 4, 33),  # one block
     (4, 4, 2, 2, 1),
 ]
+MAX_SLACK_BYTES = 8 * 2**10  # of all buffers, for tiles that begin before the end of one
 
 
 @pytest.fixture(params=VECTORS)
@@ -105,3 +108,26 @@ def test_vectors_begin_where_lines_of_the_cache_do():
         assert len(found) == count + tiles.TILE_SLACK
         assert not found.any()
         assert found.ctypes.data % (4 * registers.LANES) == 0
+
+
+@pytest.mark.parametrize("grid", [(20, 16, 3, 1, 3), (16, 12, 4, 2, 20)], ids=str)
+def test_bytes_of_buffers_are_at_least_those_allocated(grid, vectors, monkeypatch):
+    """And few more with the widest vectors, if all channels are constant in all blocks."""
+    height, width, block, stride, filters = grid
+    allocated = []
+
+    def record(allocate):
+        def allocate_and_record(*args):
+            allocated.append((array := allocate(*args)).nbytes)
+            return array
+
+        return allocate_and_record
+
+    monkeypatch.setattr(blocks, "allocate_zeros", record(blocks.allocate_zeros))
+    monkeypatch.setattr(blocks, "np", SimpleNamespace(**vars(np) | {"empty": record(np.empty)}))
+    options = {"block": block, "stride": stride, "levels": (2, 1)}
+    second_order_features(np.ones((1, height, width, filters), np.float32), **options)
+    expected = second_order_bytes(height, width, filters, **options)
+    assert sum(allocated) < expected + MAX_SLACK_BYTES
+    if vectors == "avx512":
+        assert sum(allocated) > 0.95 * expected

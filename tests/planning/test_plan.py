@@ -84,6 +84,10 @@ CASES: dict[str, tuple[NetworkSpec, int, tuple[int, int, int], str, RunSpec, int
         CIFAR.replace(filters=8, block=32, stride=16),
         *(240, (96, 96, 3), "float32", RunSpec(chunk_images=60), 1),
     ),
+    "blocks at every pixel": (
+        CIFAR.replace(filters=8, stride=1, max_layers=1),
+        *(16, (512, 512, 1), "uint8", RunSpec(chunk_images=1), 1),
+    ),
     "two towers": (
         CIFAR.replace(filters=4, local_contrast=True, block=32, stride=16, max_layers=2),
         *(1024, (64, 64, 12), "uint8", RunSpec(chunk_images=512), 1),
@@ -409,3 +413,11 @@ def test_plan_counts_the_sums_of_large_filters() -> None:
         chunk_bytes(MANY, CIFAR.replace(filters=50, filter_size=size), plan) for size in (3, 7)
     )
     assert large - small >= MAX_SUMS_BYTES - 20 * MIB
+
+
+def test_plan_counts_the_sums_of_many_blocks() -> None:
+    """Blocks at every pixel of a large image have more sums than the image has maps."""
+    large, plan = Problem(1000, (512, 512, 1), 10), Plan(1000, 1, 1, 2, 1)
+    spec = CIFAR.replace(filters=8)
+    few, many = (chunk_bytes(large, spec.replace(stride=stride), plan) for stride in (16, 1))
+    assert many - few > 330 * MIB

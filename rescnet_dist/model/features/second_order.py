@@ -12,6 +12,7 @@ import numpy as np
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import feature_count, second_order_features
 from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.pooling import second_order_bytes
 from rescnet_dist.model.components import FeatureExtractor, check_levels, check_side
 from rescnet_dist.model.graph import OnnxGraph, ints
 from rescnet_dist.model.pooling_graph import BlockGraph, signed_root
@@ -105,6 +106,18 @@ class SecondOrder(FeatureExtractor):
             for part in self._split_maps(maps, towers)
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def workspace_bytes(self, images: int, height: int, width: int, towers: tuple[int, ...]) -> int:
+        """Return the bytes of the buffers of an image on the CPU, whatever the number of images."""
+        return second_order_bytes(
+            height,
+            width,
+            max(self._pooled_together(towers)),
+            block=self.block,
+            stride=self.stride,
+            levels=self.levels,
+            cells=self.cells,
+        )
 
     def to_onnx(
         self, graph: OnnxGraph, maps: str, image_size: tuple[int, int], towers: tuple[int, ...]
