@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 NODES = Path("/sys/devices/system/node")
+CORES = re.compile(r"([0-9]+)(?:-([0-9]+))?")  # one core, or the first and the last of a range
 
 
 def count_numa_nodes(folder: Path = NODES) -> int:
-    """Return the number of NUMA nodes with cores that this process may use; 1 if not known."""
+    """Return the number of NUMA nodes with cores that this process may use; 1 if not known.
+
+    It is not known if the list of a node cannot be read, or is not as Linux writes it.
+    """
     if not hasattr(os, "sched_getaffinity"):
         return 1
     cores = os.sched_getaffinity(0)
     try:
-        lists = [path.read_text() for path in folder.glob("node*/cpulist")]
-        return sum(not cores.isdisjoint(_parse_cores(text)) for text in lists) or 1
-    except (OSError, ValueError):  # unreadable, as in some sandboxes
+        lists = [_parse_cores(path.read_text()) for path in folder.glob("node*/cpulist")]
+    except (OSError, ValueError):  # as in some sandboxes
         return 1
+    return sum(any(core in part for part in parts for core in cores) for parts in lists) or 1
 
 
-def _parse_cores(text: str) -> set[int]:
-    """Return the cores of a list as Linux writes it.
+def _parse_cores(text: str) -> list[range]:
+    """Return the cores of a list as Linux writes it; raise ValueError if it is another text.
 
-    >>> sorted(_parse_cores("0-2,5"))
-    [0, 1, 2, 5]
+    >>> _parse_cores("0-2,5")
+    [range(0, 3), range(5, 6)]
     """
-    cores = set[int]()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        cores.update(range(int(first), int(last or first) + 1))
-    return cores
+    parts = list[range]()
+    for part in text.strip().split(",") if text.strip() else ():
+        match = CORES.fullmatch(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if last < first:
+            raise ValueError(f"{part!r} is not a range of cores. Give one such as 0-3.")
+        parts.append(range(first, last + 1))
+    return parts
