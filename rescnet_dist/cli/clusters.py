@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +32,14 @@ def cluster(
     embedded: bool = True,
     quiet: bool = False,
     gpus: bool = False,
-    division: Division | None = None,
+    divide: Callable[[], Division] | None = None,
 ) -> Iterator[Client]:
     """Yield a client of the cluster that the options name, else of an embedded one of processes.
 
-    `division` has the workers of the embedded one; by default there is one for each core. Without
-    options and with `embedded=False`, yield None: threads of this process are enough. With
-    `quiet`, nothing is printed while the cluster starts. Raise ClusterLostError if the scheduler of
-    a named cluster is lost in the body.
+    `divide` returns the workers of the embedded one, and is called only if it is started and has no
+    GPUs; by default there is a worker for each core. Without options and with `embedded=False`,
+    yield None: threads of this process are enough. With `quiet`, nothing is printed while the
+    cluster starts. Raise ClusterLostError if the scheduler of a named cluster is lost in the body.
     """
     if not options and not embedded:
         yield None
@@ -79,7 +79,7 @@ def cluster(
         with pause_gc(), show_status("starting an embedded Dask cluster", quiet=quiet):
             forked = not gpus and start_fork_server()
             embedded_client = current_client(
-                processes=True, gpus=gpus, forked=forked, division=division
+                processes=True, gpus=gpus, forked=forked, divide=divide
             )
             client = stack.enter_context(embedded_client)
         stack.enter_context(client.as_current())  # for the predictions at the end of a run

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
@@ -62,13 +62,13 @@ def current_client(
     processes: bool = False,
     gpus: bool = False,
     forked: bool = False,
-    division: tuple[int, int] | None = None,
+    divide: Callable[[], tuple[int, int]] | None = None,
 ) -> Iterator[Client]:
     """Yield the current `dask.distributed.Client`, or one of an embedded cluster.
 
     The embedded cluster listens on loopback only and is closed at exit. By default it has one
     worker in this process, with a thread per core. With `processes` it has the worker processes
-    and threads of each that `division` names, by default one single-threaded process per core;
+    and threads of each that `divide` returns, by default one single-threaded process per core;
     with `forked` they are forks of the fork server of `multiprocessing`, not new processes. With
     `gpus` it has one worker process for each GPU, or only one if
     Dask-CUDA is not installed. The profiler of Dask is off if it can deadlock workers.
@@ -83,7 +83,7 @@ def current_client(
         return
     with ExitStack() as stack:
         with _defer_interrupts(), dask.config.set(PROFILER_CONFIG):
-            started = _gpu_cluster() if gpus else _cpu_cluster(processes, forked, division)
+            started = _gpu_cluster() if gpus else _cpu_cluster(processes, forked, divide)
             cluster = stack.enter_context(started)
         yield stack.enter_context(Client(cluster, set_as_default=False))
 
@@ -97,14 +97,16 @@ LOCAL_CLUSTER_OPTIONS = {
 }
 
 
-def _cpu_cluster(processes: bool, forked: bool, division: tuple[int, int] | None) -> LocalCluster:
+def _cpu_cluster(
+    processes: bool, forked: bool, divide: Callable[[], tuple[int, int]] | None
+) -> LocalCluster:
     """Start a local cluster of processes, by default one per core, or of one worker in this one."""
     cores = available_cores()
     if not processes:
         return LocalCluster(
             n_workers=1, threads_per_worker=cores, processes=False, **LOCAL_CLUSTER_OPTIONS
         )
-    workers, threads = division or (cores, 1)
+    workers, threads = divide() if divide else (cores, 1)
     # The fork server may have an older environment than this process. Workers that are started
     # later in place of others are new processes.
     options: dict[str, Any] = {"env": dict(os.environ)} if forked else {}

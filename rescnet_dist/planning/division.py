@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rescnet_dist.planning.requirements import Problem
+from rescnet_dist.planning.requirements import Problem, accumulator_bytes
 from rescnet_dist.spec import NetworkSpec
 
 # Accumulators that are large take longer to send from one process to another than to add, so
@@ -49,17 +49,8 @@ def divide_cores(
     Division
         Workers, and threads of each.
     """
-    if has_large_accumulators(problem, spec):
+    if accumulator_bytes(problem, spec) >= LARGE_ACCUMULATOR_BYTES:
         workers = numa_nodes if cores % numa_nodes == 0 else 1
         return Division(workers, cores // workers)
     threads = max(count for count in range(1, MAX_THREADS + 1) if cores % count == 0)
     return Division(cores // threads, threads)
-
-
-def has_large_accumulators(problem: Problem, spec: NetworkSpec) -> bool:
-    """Return whether what workers merge in a pass takes long to send."""
-    features = problem.features(spec)
-    if spec.head.iterative_solver:  # sums of the products of features with few vectors
-        return False
-    rows = problem.images if spec.head.fits_samples else features
-    return 4 * features * rows >= LARGE_ACCUMULATOR_BYTES

@@ -308,12 +308,15 @@ def head_bytes(problem: Problem, spec: NetworkSpec) -> int:
     return architecture.head.workspace_bytes(architecture.features, architecture.classes)
 
 
-def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
-    """Return the bytes of an accumulator as it is sent between workers."""
-    has_scatter = not (plan.tile_features or spec.head.iterative_solver)
+def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan | None = None) -> int:
+    """Return the bytes of an accumulator as it is sent between workers.
+
+    Without a plan, it is that of all images, with a scatter matrix that is not cut into tiles.
+    """
+    has_scatter = not ((plan and plan.tile_features) or spec.head.iterative_solver)
     scatter = 4 * problem.features(spec) ** 2 if has_scatter else 0
     if spec.head.fits_samples:
-        scatter = sample_bytes(problem, spec) // plan.accumulators
+        scatter = sample_bytes(problem, spec) // (plan.accumulators if plan else 1)
     architecture = problem.architecture(spec)
     gathered = max(
         (

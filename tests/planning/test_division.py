@@ -6,6 +6,8 @@ import pytest
 
 from rescnet_dist.planning import Problem
 from rescnet_dist.planning.division import LARGE_ACCUMULATOR_BYTES, MAX_THREADS, divide_cores
+from rescnet_dist.planning.plan import Plan
+from rescnet_dist.planning.requirements import accumulator_bytes
 from rescnet_dist.spec import NetworkSpec
 
 SHAPE = (32, 32, 3)
@@ -41,3 +43,11 @@ def test_what_is_merged_depends_on_the_head() -> None:
     kernel = FEW.replace(head="kernel-ridge")
     assert divide_cores(Problem(50_000, SHAPE, 10), kernel, cores=16) == (1, 16)
     assert divide_cores(Problem(500, SHAPE, 10), kernel, cores=16) == (4, 4)
+
+
+@pytest.mark.parametrize("head", ["classify", "kernel-ridge"])
+def test_accumulators_are_those_of_the_plan(head: str) -> None:
+    """The division is made before the plan, for a single accumulator of all images."""
+    problem, spec = Problem(50_000, SHAPE, 10), FEW.replace(head=head)
+    plan = Plan(problem.images, 1000, 1, 2, 1)
+    assert accumulator_bytes(problem, spec) == accumulator_bytes(problem, spec, plan)

@@ -68,10 +68,14 @@ def ablate(
     ]
     runs = list[RunStore]()
     gpus = get_backend(run_spec).on_gpu
-    division = divide_machine(Problem.of(training, run_spec), base)
     with (
         open_reporter(ReportOptions(quiet=quiet or as_json)) as reporter,
-        cluster(cluster_flags, quiet=quiet, gpus=gpus, division=division) as client,
+        cluster(
+            cluster_flags,
+            quiet=quiet,
+            gpus=gpus,
+            divide=lambda: divide_machine(Problem.of(training, run_spec), base),
+        ) as client,
     ):
         for entry, variant in zip(checked, ablation.variants, strict=True):
             url = entry.store.url

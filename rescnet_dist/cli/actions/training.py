@@ -56,10 +56,14 @@ def train(
     if test_data:
         check_test_set(test_data, training)
     gpus = get_backend(run_spec).on_gpu
-    division = divide_machine(Problem.of(training, run_spec), spec)
     with (
         open_reporter(report_options) as reporter,
-        cluster(cluster_flags, quiet=quiet, gpus=gpus, division=division) as client,
+        cluster(
+            cluster_flags,
+            quiet=quiet,
+            gpus=gpus,
+            divide=lambda: divide_machine(Problem.of(training, run_spec), spec),
+        ) as client,
     ):
         with open_listeners(url, reporter, client) as listeners:
             if note := checked.plan_difference:
@@ -84,9 +88,12 @@ def plan(
     check_run(url, spec, run_spec, training)
     gpus = get_backend(run_spec).on_gpu
     status = "measuring" if measure else "planning"
-    division = divide_machine(Problem.of(training, run_spec), spec)
     with (
-        cluster(cluster_flags, gpus=gpus, division=division) as client,
+        cluster(
+            cluster_flags,
+            gpus=gpus,
+            divide=lambda: divide_machine(Problem.of(training, run_spec), spec),
+        ) as client,
         show_status(status),
     ):
         estimated = forecast(training, spec, run_spec, client, store=url, measure=measure)
@@ -128,10 +135,14 @@ def resume(
             err=True,
         )
     gpus = get_backend(run_spec).on_gpu
-    division = divide_machine(RunState.of(store).problem(itemsize=1), spec)
     with (
         open_reporter(report_options) as reporter,
-        cluster(cluster_flags, quiet=quiet, gpus=gpus, division=division) as client,
+        cluster(
+            cluster_flags,
+            quiet=quiet,
+            gpus=gpus,
+            divide=lambda: divide_machine(RunState.of(store).problem(itemsize=1), spec),
+        ) as client,
     ):
         with open_listeners(run_url, reporter, client) as listeners:
             run = resume_run(store, client, listeners, changes=changes, take_over=take_over)
