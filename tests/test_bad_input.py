@@ -460,7 +460,12 @@ SPECS: dict[str, Case] = {
     "too many PCA filters": (
         fit(spec=SPEC.replace(filters=10, lda_fraction=0.0)),
         SpecError,
-        ["filters=10", "the 9 directions", "larger first_filter_size", "lda_fraction above 0"],
+        [
+            "filters=10",
+            "the 9 directions",
+            "first_filter_size of at least 4",
+            "lda_fraction above 0",
+        ],
     ),
     "too many PCA filters of patches without their mean": (
         fit(spec=SPEC.replace(filters=9, bank="pca+center")),

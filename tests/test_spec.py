@@ -406,6 +406,29 @@ def test_preset_fits_its_images(name):
     NetworkSpec.preset(name).check_images(*IMAGES[name])
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"filters": (24, 8)},
+        {"first_filter_size": 7},
+        {"bank": "pca:0.5+each+center,gaussian:0.5+each+center"},
+    ],
+)
+def test_pcanet_on_gray_images_names_remedies_that_fit(changes):
+    """Not lda_fraction, which is for banks of PCA and stacked-LDA filters."""
+    spec = NetworkSpec.preset("pcanet")
+    with pytest.raises(
+        SpecError,
+        match=r"filters=40 PCA .* 24 directions .* Use filters of at most 24 in layer 1, "
+        r"first_filter_size of at least 7, or a learner without this limit in the bank, such as "
+        r"gaussian\.$",
+    ):
+        spec.check_images(28, 28, 1)
+    spec.replace(**changes).check_images(28, 28, 1)
+    with pytest.raises(SpecError, match="the 35 directions"):
+        spec.replace(first_filter_size=6).check_images(28, 28, 1)
+
+
 def test_unknown_preset_suggests_the_closest():
     """The message lists all presets."""
     with pytest.raises(
@@ -565,7 +588,7 @@ def test_channels_first_images_are_recognized(shape: tuple[int, int, int]) -> No
         (
             {"filters": 19, "lda_fraction": 0.0},
             r"filters=19 PCA filters .* 18 directions .* layer 1\. .* at most 18, .*"
-            r"first_filter_size, or lda_fraction above 0",
+            r"first_filter_size of at least 4, or lda_fraction above 0",
         ),
         (
             {"filters": 15, "lda_fraction": 0.0, "filter_size": 1, "first_filter_size": 2},

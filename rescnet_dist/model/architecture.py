@@ -417,11 +417,7 @@ class Architecture:
         after = [sum(p.share for p in parts[index + 1 :]) for index in range(len(parts))]
         ends = [0, *(filters - math.floor(filters * rest / total + 0.5) for rest in after)]
         counts = [stop - start for start, stop in itertools.pairwise(ends)]
-        directions = self.filter_size(layer) ** 2 * channels
-        limits = [
-            part.learner.max_filters(directions - (channels if part.center else 0))
-            for part in parts
-        ]
+        limits = _limit_filters(parts, self.filter_size(layer), channels)
         excess = 0
         for index, limit in enumerate(limits):
             if limit is not None and counts[index] > limit:
@@ -435,20 +431,31 @@ class Architecture:
                 counts[index] += min(room, excess)
                 excess -= min(room, excess)
         if excess:
-            most = sum(limit or 0 for part, limit in zip(parts, limits, strict=True) if part.share)
-            raise SpecError(self._explain_excess(parts, layer, most))
+            raise SpecError(self._explain_excess(parts, filters, layer, channels))
         return counts
 
-    def _explain_excess(self, parts: list[BankPart], layer: int, limit: int) -> str:
-        """Return the message for more filters than the `limit` of the learners of a tower."""
-        learners = [part.learner for part in parts if part.share]
-        labels = " and ".join(learner.label for learner in learners)
-        option = "first_filter_size" if layer == 1 else "filter_size"
-        most, count = limit * len(self.views), self.filter_count(layer)
+    def _explain_excess(
+        self, parts: list[BankPart], filters: int, layer: int, channels: int
+    ) -> str:
+        """Return the message for more filters of a tower than its learners fit to its channels."""
+        used = [part for part in parts if part.share]
+        labels = " and ".join(part.learner.label for part in used)
+        limits = _limit_filters(used, self.filter_size(layer), channels)
+        most, count = sum(filter(None, limits)) * len(self.views), self.filter_count(layer)
+        fewer = f"filters of at most {most}"
+        remedies = [f"{fewer} in layer {layer}" if len(self.filters) > 1 else fewer]
+        for size in range(self.filter_size(layer) + 1, min(self.image_shape[:2]) + 1):
+            if sum(filter(None, _limit_filters(used, size, channels))) >= filters:
+                option = "first_filter_size" if layer == 1 else "filter_size"
+                remedies.append(f"{option} of at least {size}")
+                break
+        # that option is for such a bank only
+        is_papers = {part.learner.name for part in self.bank} == {"pca", "stacked-lda"}
+        other = "a learner without this limit in the bank, such as gaussian"
+        remedies.append("lda_fraction above 0" if is_papers else other)
         return (
-            f"filters={count} {labels} filters are more than the {most} directions of a "
-            f"patch in layer {layer}. Use filters of at most {most}, a larger {option}, or "
-            "lda_fraction above 0 (in a bank of PCA filters), or add another learner to the bank."
+            f"filters={count} {labels} filters are more than the {most} directions of a patch in "
+            f"layer {layer}. Use {', '.join(remedies[:-1])}, or {remedies[-1]}."
         )
 
     def _make_group(
@@ -563,3 +570,11 @@ class Architecture:
         for layer in self.distinct_layers:
             for learner, group in self.groups(layer):  # raises if there are too many filters
                 learner.check_group(group)
+
+
+def _limit_filters(parts: list[BankPart], size: int, channels: int) -> list[int | None]:
+    """Return the largest number of filters of each part, for patches of size×size pixels."""
+    directions = size**2 * channels
+    return [
+        part.learner.max_filters(directions - (channels if part.center else 0)) for part in parts
+    ]
