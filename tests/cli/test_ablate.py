@@ -84,6 +84,28 @@ def test_ablations_in_a_folder_share_networks(client: Client, tmp_path: Path) ->
     assert (folder / "compensation-with").exists()
 
 
+def read_files(store: Path) -> dict[Path, bytes]:
+    """Return the files of a run, apart from records of who has opened it."""
+    files = (path for path in store.rglob("*") if path.is_file())
+    return {path: path.read_bytes() for path in files if path.parent.name != "claims"}
+
+
+@pytest.mark.parametrize("keep_maps", ["all", "none"])
+def test_shared_networks_stay_as_they_are(client: Client, tmp_path: Path, keep_maps: str) -> None:
+    """Another ablation changes nothing in the store of a finished run, whatever it keeps itself."""
+    data, folder = stored_digits(tmp_path, 60, 60), tmp_path / "ablations"
+    options = (data, "-o", folder, "--filters", "3", *SMALL, "0", "-q")
+    assert run("ablate", "rate", *options, "--values", "0.4").exit_code == 0
+    before = read_files(folder / "rate-0.4")
+    result = run("ablate", "compensation", *options, "--keep-maps", keep_maps)
+    assert result.exit_code == 0, result.output
+    runs = [v["run"] for v in json.loads((folder / "compensation.json").read_text())["variants"]]
+    assert runs == ["rate-0.4", "compensation-without"]
+    assert read_files(folder / "rate-0.4") == before
+    own = json.loads((folder / "compensation-without/zarr.json").read_text())["attributes"]
+    assert own["run"]["keep_maps"] == keep_maps
+
+
 def test_only_the_last_layer_has_a_head(client: Client, tmp_path: Path) -> None:
     """The curve has the last layer alone, which is drawn as a point."""
     images, labels = rd.load_digits()

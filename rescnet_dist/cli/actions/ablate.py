@@ -34,7 +34,7 @@ from rescnet_dist.network import Network
 from rescnet_dist.planning import Problem
 from rescnet_dist.planning.backend import get_available_backend, get_backend
 from rescnet_dist.runs import describe_run
-from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec
+from rescnet_dist.spec import CHANGEABLE, AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import Location, RunStore, StoredLayers, open_output
 
 RECORD_VERSION = 1
@@ -112,15 +112,17 @@ def check_variant(
 ) -> CheckedRun:
     """Check the run of a network; see `check_run`, whose specs and data are `asked`.
 
-    That is the run of its name, or else a finished run of the same network in the folder: several
-    ablations compare with the same network.
+    That is the run of its name, or else a finished run of the same network in the folder, which
+    keeps its own options: several ablations compare with the same network.
     """
     if not (folder / name).exists():
         for other in filter(is_ablation_run, folder.names()):
             with suppress(StoreError):  # of another network
                 found = check_run((folder / other).url, *asked, source=source, or_resume=True)
                 if found.stored and (found.store.result() or {}).get("reason"):
-                    return found
+                    own = RunSpec.from_stored(found.stored["run"])
+                    kept = {option: getattr(own, option) for option in CHANGEABLE}
+                    return replace(found, run_spec=found.run_spec.replace(**kept))
     return check_run((folder / name).url, *asked, source=source, or_resume=True)
 
 
