@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
-from rescnet_dist.events import Event, PassDone
+from rescnet_dist.events import Event, Listener, PassDone
 from rescnet_dist.model.heads.linear import LinearHead
 from rescnet_dist.store import RunStore, read_layer
 
@@ -44,6 +44,16 @@ def stop_after(layer: int) -> Any:
     def listen(event: Event) -> None:
         if isinstance(event, PassDone) and (event.phase, event.layer) == ("grow", layer):
             raise Stopped
+
+    return listen
+
+
+def collect(kind: type[Event], events: list[Any]) -> Listener:
+    """Return a listener that appends the events of a kind to a list."""
+
+    def listen(event: Event) -> None:
+        if isinstance(event, kind):
+            events.append(event)
 
     return listen
 

@@ -14,6 +14,7 @@ from cache_cases import (
     RUN,
     SPEC,
     Stopped,
+    collect,
     fit,
     is_same,
     list_stored_layers,
@@ -113,9 +114,7 @@ def test_other_last_digits_are_reported(client: Client, tmp_path: Path) -> None:
     record["checksums"][path][2] ^= 1
     run.commit(5, record)
     rebuilt: list[ChunkRebuilt] = []
-    ResCNetClassifier.resume(
-        tmp_path / "run", listeners=[lambda e: isinstance(e, ChunkRebuilt) and rebuilt.append(e)]
-    )
+    ResCNetClassifier.resume(tmp_path / "run", listeners=[collect(ChunkRebuilt, rebuilt)])
     assert sorted(event.start for event in rebuilt) == [0, 50, 100, 150, 200]
     assert all("computed from layer 3" in event.reason for event in rebuilt)
     assert [e.start for e in rebuilt if "in the last digits" in e.reason] == [100]
@@ -190,7 +189,7 @@ def test_lost_worker_changes_no_bit(
     rebuilt: list[ChunkRebuilt] = []
     fit(
         tmp_path / "run",
-        listeners=[kill_worker, lambda e: isinstance(e, ChunkRebuilt) and rebuilt.append(e)],
+        listeners=[kill_worker, collect(ChunkRebuilt, rebuilt)],
     )
     assert is_same(read_weights(tmp_path / "run"), reference_weights)
     assert rebuilt
@@ -227,7 +226,7 @@ def test_idle_workers_do_not_steal_cached_groups(
             tmp_path / "run",
             SPEC.replace(max_layers=3),
             run,
-            listeners=[lambda e: isinstance(e, ChunkRebuilt) and rebuilt.append(e)],
+            listeners=[collect(ChunkRebuilt, rebuilt)],
         )
     assert rebuilt == []
 

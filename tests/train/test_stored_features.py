@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_cases import RUN, SPEC, Stopped, fit, is_same, read_weights, stop_after
+from cache_cases import RUN, SPEC, Stopped, collect, fit, is_same, read_weights, stop_after
 from distributed import Client
 
 from rescnet_dist import ResCNetClassifier, RunSpec
@@ -69,17 +69,11 @@ def test_features_are_computed_once_if_they_fit(
         change_tier(monkeypatch, features=False)
     extracted = count_extracted(monkeypatch)
     placed: list[MapsPlaced] = []
-    fit(tmp_path / "run", run=run, listeners=[lambda e: _append(placed, MapsPlaced, e)])
+    fit(tmp_path / "run", run=run, listeners=[collect(MapsPlaced, placed)])
     assert [(e.in_memory, e.features) for e in placed] == [(False, kept)]
     assert extracted == dict.fromkeys(range(1, LAYERS + 1), IMAGES if kept else 2 * IMAGES)
     assert is_same(read_weights(tmp_path / "run"), reference_weights)
     assert verify_run(tmp_path / "run") == []
-
-
-def _append(events: list[Any], kind: type[Any], event: Event) -> None:
-    """Append an event of one kind."""
-    if isinstance(event, kind):
-        events.append(event)
 
 
 def test_tiles_of_the_scatter_matrix_use_them(
@@ -153,7 +147,7 @@ def test_retried_pass_computes_features_that_it_had_replaced(
     monkeypatch.setattr(Reader, "read_state", fail_once)
     extracted = count_extracted(monkeypatch)
     run = STORED.replace(accumulators=1)
-    fit(tmp_path / "run", run=run, listeners=[lambda e: _append(retried, PassRetried, e)])
+    fit(tmp_path / "run", run=run, listeners=[collect(PassRetried, retried)])
     assert failures
     assert retried
     assert extracted[2] > IMAGES
@@ -182,7 +176,7 @@ def test_lost_worker_changes_no_bit(
 ) -> None:
     """Its features are computed again from the maps in the store, which are all there."""
     rebuilt: list[ChunkRebuilt] = []
-    listeners = [kill_worker, lambda e: _append(rebuilt, ChunkRebuilt, e)]
+    listeners = [kill_worker, collect(ChunkRebuilt, rebuilt)]
     fit(tmp_path / "run", run=STORED, listeners=listeners)
     assert is_same(read_weights(tmp_path / "run"), reference_weights)
     assert rebuilt == []
@@ -200,7 +194,7 @@ def test_damaged_maps_are_still_found(
             maps = RunStore.open(tmp_path / "run").maps(2, write=True)
             maps[60] = maps[60] + 1
 
-    listeners: list[Any] = [damage, lambda e: _append(rebuilt, ChunkRebuilt, e)]
+    listeners: list[Any] = [damage, collect(ChunkRebuilt, rebuilt)]
     fit(tmp_path / "run", run=STORED, listeners=listeners)
     assert [(e.layer, e.start) for e in rebuilt] == [(2, 50)]
     assert is_same(read_weights(tmp_path / "run"), reference_weights)
