@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,14 @@ def compute_batches(
     else:
         results = _compute_on(client, parts)
     yield from zip(edges, results, strict=False)
+
+
+def compute_slices(
+    compute: Callable[[slice], Sequence[Array]], count: int, step: int
+) -> Iterator[tuple[int, Sequence[Array]]]:
+    """Yield the first row and what `compute` returns for each slice of `step` of `count` rows."""
+    for start in range(0, count, step):
+        yield start, compute(slice(start, start + step))
 
 
 def _compute_locally(parts: Iterable[list[da.Array]], threads: int, count: int) -> Iterator[Any]:

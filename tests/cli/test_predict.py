@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import rescnet_dist as rd
 from rescnet_dist import Network, NetworkSpec, ResCNetClassifier, RunSpec
 from rescnet_dist.cli import tables
 from rescnet_dist.cli.actions import predict
-from rescnet_dist.cli.batches import compute_batches
+from rescnet_dist.cli.batches import compute_batches, compute_slices
 from rescnet_dist.data.kinds import is_dask_array
 from tests.commands import run
 
@@ -338,20 +339,14 @@ def test_on_a_cluster(network: str, photos: Path, threads_cluster: LocalCluster)
     assert result.stdout == expected.stdout
 
 
-@pytest.mark.parametrize("has_photos", [True, False])
-def test_images_that_one_task_holds_are_not_lazy(
-    network: str,
-    digits_network: str,
-    photos: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    has_photos: bool,
+def test_photos_that_one_task_holds_are_not_lazy(
+    network: str, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table is the same as that of more tasks, for photos and for arrays in memory."""
-    network, data = (network, str(photos)) if has_photos else (digits_network, "digits")
+    """The table is the same as that of more tasks."""
+    data, is_lazy = str(photos), list[bool]()
     expected = run("predict", network, data, "--proba", "--flips")
     assert expected.exit_code == 0, expected.output
-    monkeypatch.setattr(Network, "batch_images", 7 if has_photos else 400)
-    is_lazy = list[bool]()
+    monkeypatch.setattr(Network, "batch_images", 7)
 
     def record(tables: Any, *arguments: Any) -> Any:
         is_lazy.append(is_dask_array(tables[0]))
@@ -362,19 +357,47 @@ def test_images_that_one_task_holds_are_not_lazy(
     monkeypatch.undo()
     monkeypatch.setattr(predict, "compute_batches", record)
     run("predict", network, data)
-    assert is_lazy == [True, False]
+    assert is_lazy == [True]
 
 
-def test_few_photos_do_not_import_dask_arrays(network: str, photos: Path) -> None:
+def test_arrays_in_memory_are_predicted_in_batches(
+    digits_network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is that of all at once, and there is progress after each batch."""
+    expected = run("predict", digits_network, "digits", "--proba", "--flips")
+    assert expected.exit_code == 0, expected.output
+    starts = list[int]()
+
+    def record(*arguments: Any) -> Iterator[Any]:
+        for batch in compute_slices(*arguments):
+            starts.append(batch[0])
+            yield batch
+
+    monkeypatch.setattr(Network, "batch_images", 200)
+    monkeypatch.setattr(predict, "count_threads", lambda client: 2)
+    monkeypatch.setattr(predict, "compute_slices", record)
+    result = run("predict", digits_network, "digits", "--proba", "--flips")
+    assert result.stdout == expected.stdout
+    assert starts == [0, 400, 800]
+
+
+@pytest.mark.parametrize("what", ["photo", "arrays"])
+def test_images_in_memory_do_not_import_dask_arrays(
+    network: str, digits_network: str, photos: Path, what: str
+) -> None:
     """Nor distributed: they take more than a second, and a photo a few milliseconds."""
+    if what == "arrays":
+        network, data, header = digits_network, "digits", "image,label,probability\n0,"
+    else:
+        data, header = str(photos / "00.png"), "image,file,label,probability\n0,"
     slow = {"dask.array", "distributed", "pandas", "scipy.linalg", "sklearn", "xarray"}
     code = (
         "import sys\nfrom rescnet_dist.cli import main\n"
-        f"main(['predict', {network!r}, {str(photos / '00.png')!r}], standalone_mode=False)\n"
+        f"main(['predict', {network!r}, {data!r}], standalone_mode=False)\n"
         f"sys.exit(str({slow} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.startswith("image,file,label,probability\n0,")
+    assert done.stdout.startswith(header)
     assert done.stderr == "set()\n"
 
 

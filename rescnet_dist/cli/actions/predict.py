@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import numpy as np
 
-from rescnet_dist.cli.batches import compute_batches, count_threads
+from rescnet_dist.cli.batches import compute_batches, compute_slices, count_threads
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.resolve import resolve_averaging
@@ -34,11 +34,15 @@ from rescnet_dist.data import (
     open_split,
     read_photos,
 )
+from rescnet_dist.data.kinds import is_dask_array
 from rescnet_dist.errors import DataError, mask_secrets, pluralize
 from rescnet_dist.network import BaseNetwork, load_network
 
 if TYPE_CHECKING:
     import dask.array as da
+    from distributed import Client
+
+    from rescnet_dist.spec import AugmentSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -69,8 +73,7 @@ def predict(
         threads = count_threads(client)
         options = (split, resize, channels)
         images = open_images(data, network, threads, *options, lazy=client is not None)
-        scores = network.scores(images.array, network.resolve_copies(augment))
-        probabilities = network.probabilities(scores)
+        batches = predict_batches(network, images, network.resolve_copies(augment), client, threads)
         columns = Columns(network.classes, images.files is not None, proba, len(images.array))
         skipped: list[str] = []
         with (
@@ -78,8 +81,7 @@ def predict(
             show_progress("predicting", "images") as progress,
         ):
             progress(0, columns.rows)
-            tables = [probabilities, *([] if images.problems is None else [images.problems])]
-            for start, (rows, *problems) in compute_batches(tables, client, threads):
+            for start, (rows, *problems) in batches:
                 is_good = np.ones(len(rows), bool)
                 if problems:
                     skipped += check_problems(problems[0], on_error)
@@ -118,8 +120,8 @@ def open_images(
 ) -> ImageTable:
     """Open photos or a dataset as images of a network, in batches that keep all threads busy.
 
-    Unless they must be `lazy`, photos and arrays in memory that one task can hold are not: a few
-    images need no dask.array, whose import takes a second.
+    Unless they must be `lazy`, photos that one task can hold and arrays in memory are not: they
+    need no dask.array, whose import takes a second.
     """
 
     source = find_photos(data, has_options=bool(resize or channels or network.input))
@@ -140,12 +142,31 @@ def open_images(
     network.check_images(part.images)
     network.look_at(part.images)
     count = part.images.shape[0]
-    if not (lazy or part.images.is_lazy or count > network.batch_images):
+    if not (lazy or part.images.is_lazy):
         return ImageTable(part.images.array, None, part.files)
     import dask.array as da  # slow to import
 
     array = da.asarray(part.images.array).rechunk({0: network.chunk_images(count, threads)})
     return ImageTable(array, None, part.files)
+
+
+def predict_batches(
+    network: BaseNetwork,
+    images: ImageTable,
+    augment: AugmentSpec | None,
+    client: Client | None,
+    threads: int,
+) -> Iterator[tuple[int, Sequence[Array]]]:
+    """Yield the first row, the probabilities (m, C) and problems (m,) of batches of m images."""
+
+    def compute(rows: slice) -> list[Any]:
+        scores = network.scores(images.array[rows], augment)
+        problems = [] if images.problems is None else [images.problems[rows]]
+        return [network.probabilities(scores), *problems]
+
+    if is_dask_array(images.array):
+        return compute_batches(compute(slice(None)), client, threads)
+    return compute_slices(compute, len(images.array), network.batch_images * threads)
 
 
 def find_photos(data: Sequence[str], *, has_options: bool) -> Source | None:
