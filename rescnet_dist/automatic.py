@@ -17,6 +17,8 @@ FEW_IMAGES = 1_000  # up to which a larger ridge is needed
 LARGE_GRAY_SIDE = 14  # pixels, from which on first filters of a gray image may be large
 FIRST_GRAY_FILTER_SIZE = 7  # as a patch of 3×3 pixels of one channel shows little
 
+CLASSIFYING_HEADS = ("classify", "classify-leave-one-out")
+
 
 def automatic_options(
     image_shape: tuple[int, int, int], images: int, head: str | None = None
@@ -27,8 +29,9 @@ def automatic_options(
     ridge, more of them repay more filters and layers. A few thousand gray images get the network of
     the preset "digits", in proportion to their size.
 
-    The head is "regress", which does not collapse on small data; for "classify" the scale and the
-    steps are the small ones that it needs. Any other head takes over the options of "regress".
+    The head is "regress", which does not collapse on small data; for the heads that
+    classify, the scale and the steps are the small ones that they need. Any other head takes over
+    the options of "regress".
     """
     height, width, channels = image_shape
     side = min(height, width)
@@ -52,8 +55,8 @@ def automatic_options(
     if is_large_gray and not (few or many):
         options |= {"block": side // 4, "stride": side // 7, "power": False, "rectify": False}
         options |= {"learning_rate": 0.7, "max_layers": 4}
-    if head == "classify":
-        options |= {"head": "classify", "sigma": 2.0, "learning_rate": 0.2}
+    if head in CLASSIFYING_HEADS:
+        options |= {"head": head, "sigma": 2.0, "learning_rate": 0.2}
     return options
 
 

@@ -429,7 +429,8 @@ class NetworkSpec(Spec):
             Number of classes. The rule does not depend on it so far.
         **changes
             Options to set to other values, flat and nested names included. With
-            `head="classify"`, the other settings are chosen for that head.
+            `head="classify"` or `"classify-leave-one-out"`, the other settings are chosen for
+            that head.
 
         Returns
         -------
