@@ -36,6 +36,6 @@ def _parse_cores(text: str) -> list[range]:
         match = CORES.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if last < first:
-            raise ValueError(f"{part!r} is not a range of cores. Give one such as 0-3.")
+            raise ValueError(text)
         parts.append(range(first, last + 1))
     return parts
