@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -375,9 +375,29 @@ def ridge_regression(
     return weights, moments.target_sums / moments.count - weights @ white.mean
 
 
-def regression_to_lda(
-    moments: FeatureMoments, weights: Array, intercept: Array
-) -> tuple[Array, Array, Array, Array, Array]:
+class Discriminants(NamedTuple):
+    """Discriminants of K classes against the rest, as functions of regressions of membership.
+
+    Attributes
+    ----------
+    weights : ndarray of shape (K, D)
+        Weights on the raw features, zero for absent classes.
+    intercept : ndarray of shape (K,)
+        Intercepts.
+    present : ndarray of bool, shape (K,)
+        Whether a class has samples, but not all of them.
+    slope, offset : ndarray of shape (K,)
+        The regression predicts slope·score + offset; 1 and 0 for absent classes.
+    """
+
+    weights: Array
+    intercept: Array
+    present: Array
+    slope: Array
+    offset: Array
+
+
+def regression_to_lda(moments: FeatureMoments, weights: Array, intercept: Array) -> Discriminants:
     """Convert ridge regressions of class membership to discriminants of each class.
 
     With V the weights of the regression, π = n₁/N and δ = m₁ − m₀, those of `one_vs_rest_lda` are
@@ -395,14 +415,8 @@ def regression_to_lda(
 
     Returns
     -------
-    weights : ndarray of shape (K, D)
-        Weights of the discriminants, zero for absent classes.
-    intercept : ndarray of shape (K,)
-        Their intercepts.
-    present : ndarray of bool, shape (K,)
-        Whether a class has samples, but not all of them.
-    slope, offset : ndarray of shape (K,)
-        The regression predicts slope·score + offset; 1 and 0 for absent classes.
+    Discriminants of K classes
+        The same as those of `one_vs_rest_lda`, up to rounding.
     """
     total, classes = moments.count, len(weights)
     n1, n0, present = _count_members(moments, classes)
@@ -413,7 +427,8 @@ def regression_to_lda(
     lda = np.where(present[:, None], weights / slope[:, None], 0)
     bias = np.log(n1 / n0) - 0.5 * ((mean1 + mean0) * lda).sum(axis=1)
     bias = np.where(present, bias, 0)
-    return lda, bias, present, slope, np.where(present, intercept - slope * bias, 0)
+    offset = np.where(present, intercept - slope * bias, 0)
+    return Discriminants(lda, bias, present, slope, offset)
 
 
 def _count_members(moments: FeatureMoments, classes: int) -> tuple[Array, Array, Array]:

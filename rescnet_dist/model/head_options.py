@@ -1,4 +1,4 @@
-"""Options that heads have in common, and what follows from them."""
+"""Options that heads have in common, and the base class of heads that leave images out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def leverage_share_option() -> Any:
         1.0,
         help="share of its leverage by which an image is left out; 0 fits training errors",
         doc="Share of the leverage of an image that is removed from its score. 1 leaves the image "
-        "out, 0 fits to training errors as regress does.",
+        "out, 0 fits to training errors.",
         low=0,
         high=1,
     )

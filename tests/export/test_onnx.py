@@ -103,8 +103,9 @@ def test_scores_are_those_of_the_network(tmp_path: Path, case: str) -> None:
         {"bank": "pca:0.5,stacked-lda:0.5"},
         {"bank": "dct,gaussian,whitened-patches,lda+whiten=0.1"},
         {"head": "leave-one-out"},  # whose random signs are of no use in prediction
+        {"head": "classify-leave-one-out"},
     ],
-    ids=["learned", "more learners", "leave-one-out"],
+    ids=["learned", "more learners", "leave-one-out", "classify-leave-one-out"],
 )
 def test_trained_networks_are_exported(
     client: Client, tmp_path: Path, options: dict[str, str]

@@ -603,11 +603,12 @@ def test_two_towers_equal_those_of_the_cpu(
     assert relative_error(other.decision_function(images), one.decision_function(images)) < 1e-3
 
 
+@pytest.mark.parametrize("head", ["leave-one-out", "classify-leave-one-out"])
 def test_leave_one_out_run_equals_that_of_the_cpu(
-    client: Client, backend: Backend, tmp_path: Path
+    client: Client, backend: Backend, tmp_path: Path, head: str
 ) -> None:
     """The random signs are those of the CPU."""
-    spec = SPEC.replace(head="leave-one-out", max_layers=3)
+    spec = SPEC.replace(head=head, max_layers=3)
     images, _ = load_digits()
     runs = {"cpu": GPU_RUN.replace(array_backend="numpy"), "gpu": GPU_RUN}
     one, other = (fit(tmp_path / name, run, spec) for name, run in runs.items())

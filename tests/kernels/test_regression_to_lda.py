@@ -34,12 +34,26 @@ def test_discriminants_equal_those_of_lda(rng: np.random.Generator, ridge: float
     moments = fold(features, np.concatenate([members, rng.normal(size=(200, 5))], axis=1))
     expected, bias, present = one_vs_rest_lda(fold(features, members), ridge)
     weights, intercept = ridge_regression(moments, ridge)
-    lda, found, here, slope, offset = regression_to_lda(moments, weights[:4], intercept[:4])
-    assert np.array_equal(here, present)
-    assert np.array_equal(here, [True, True, True, False])
-    np.testing.assert_allclose(lda, expected, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(found, bias, rtol=1e-9, atol=1e-12)
-    predicted = features @ weights[:3].T + intercept[:3]
-    scores = features @ lda[:3].T + found[:3]
-    np.testing.assert_allclose(slope[:3] * scores + offset[:3], predicted, rtol=1e-9, atol=1e-12)
-    assert (slope[3], offset[3]) == (1, 0)
+    found = regression_to_lda(moments, weights[:4], intercept[:4])
+    assert np.array_equal(found.present, present)
+    assert np.array_equal(found.present, [True, True, True, False])
+    np.testing.assert_allclose(found.weights, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.intercept, bias, rtol=1e-9, atol=1e-12)
+    predicted = (features @ weights[:4].T + intercept[:4])[:, :3]
+    scores = (features @ found.weights.T + found.intercept)[:, :3]
+    restored = found.slope[:3] * scores + found.offset[:3]
+    np.testing.assert_allclose(restored, predicted, rtol=1e-9, atol=1e-12)
+    assert (found.slope[3], found.offset[3]) == (1, 0)
+
+
+def test_single_precision_weights_and_a_class_of_all_samples(rng: np.random.Generator) -> None:
+    """Weighted samples count as several; a class with all of them is absent."""
+    labels, counts = rng.integers(0, 2, 300), rng.integers(1, 4, 300).astype(np.float64)
+    features = (rng.normal(size=(300, 6)) + labels[:, None]).astype(np.float32)
+    members = np.concatenate([one_hot(labels, 2), np.ones((300, 1), np.float32)], axis=1)
+    moments = FeatureMoments.empty(6, 3).fold(features, members, counts)
+    weights, intercept = ridge_regression(moments, 0.1)
+    found = regression_to_lda(moments, weights, intercept)
+    for array, expected in zip(found, one_vs_rest_lda(moments, 0.1), strict=False):
+        np.testing.assert_allclose(array, expected, rtol=1e-4, atol=1e-5)
+    assert found.present.tolist() == [True, True, False]

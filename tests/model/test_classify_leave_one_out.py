@@ -1,37 +1,14 @@
-"""Test the paper's head with leave-one-out errors: against refits, in training, and on resume."""
+"""Test the head of the paper with leave-one-out errors against heads without each image."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-from distributed import Client
+import pytest
 
-import rescnet_dist as rd
-from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec
+from rescnet_dist import SpecError
 from rescnet_dist.kernels import FeatureMoments, one_hot, probe_signs
 from rescnet_dist.model.heads.classify import Classify
 from rescnet_dist.model.heads.classify_leave_one_out import ClassifyLeaveOneOut
-from tests.models import assert_same_bits, read_model
-
-X, Y = rd.load_digits()
-X, Y = X[:300, ::2, ::2], Y[:300]
-SPEC = NetworkSpec(
-    filters=6,
-    block=7,
-    levels=(2, 1),
-    head="classify-leave-one-out",
-    sigma=2.0,
-    max_layers=4,
-    learning_rate=0.5,
-    stop_at_zero_error=False,
-)
-
-
-def train(folder: Path, spec: NetworkSpec = SPEC, **run: object) -> ResCNetClassifier:
-    """Return a network, trained in a store."""
-    options = RunSpec(**{"chunk_images": 70, "validation": 0.2} | run)  # type: ignore[arg-type]
-    return ResCNetClassifier(spec, run=options, store=folder, random_state=0).fit(X, Y)
 
 
 def test_corrections_equal_those_of_heads_without_each_image(rng: np.random.Generator) -> None:
@@ -68,29 +45,14 @@ def test_corrections_equal_those_of_heads_without_each_image(rng: np.random.Gene
 
 def test_first_layer_is_fitted_to_the_labels() -> None:
     """Residual classes of scores of 0 are the labels, so that they need no case of their own."""
-    scores = np.zeros((len(Y), 10), np.float32)
-    members = ClassifyLeaveOneOut().targets(scores, Y, first=False)
-    assert np.array_equal(members, one_hot(Y, 20))
+    labels = np.arange(7)
+    for target in (0.8, 1e-3):
+        head = ClassifyLeaveOneOut(target=target)
+        members = head.targets(np.zeros((7, 7), np.float32), labels, first=False)
+        assert np.array_equal(members, one_hot(labels, 14))
 
 
-def test_training_accuracy_estimates_that_on_other_images(client: Client, tmp_path: Path) -> None:
-    """Unlike that of `classify`; without a share of the leverage, both are the same."""
-    spec = SPEC.replace(ridge=0.1)
-    clf = train(tmp_path / "left out", spec)
-    none = train(tmp_path / "none", spec.replace(leverage_share=0.0))
-    fitted = train(tmp_path / "fitted", spec.replace(head="classify"))
-    assert clf.accuracies_[0]["train"] < fitted.accuracies_[0]["train"] - 0.05
-    assert abs(clf.accuracies_[0]["train"] - clf.accuracies_[0]["validation"]) < 0.15
-    np.testing.assert_allclose(none.decision_function(X), fitted.decision_function(X), atol=2e-3)
-
-
-def test_runs_are_resumed_and_replayed_to_the_same_bits(client: Client, tmp_path: Path) -> None:
-    """From the store and in memory, and loaded without the arrays of training."""
-    whole = train(tmp_path / "whole", maps="store")
-    train(tmp_path / "parts", SPEC.replace(max_layers=2), maps="memory", checkpoint_every=100)
-    ResCNetClassifier.resume(tmp_path / "parts", max_layers=4)
-    assert_same_bits(read_model(tmp_path / "whole"), read_model(tmp_path / "parts"))
-    whole.save(tmp_path / "saved")
-    saved = ResCNetClassifier.load(tmp_path / "saved")
-    assert saved.network_.layers[0].head.arrays["probe_weights"].shape[0] == 0
-    assert np.array_equal(saved.decision_function(X), whole.decision_function(X))
+def test_target_must_be_above_0() -> None:
+    """With 0, the residual classes of the first layer would not be the labels."""
+    with pytest.raises(SpecError, match=r"target=0\.0 .* greater than 0"):
+        ClassifyLeaveOneOut(target=0.0)

@@ -1,4 +1,4 @@
-"""Test the head that is fitted to leave-one-out errors, through training, replay and prediction."""
+"""Test heads that are fitted to leave-one-out errors, through training, replay and prediction."""
 
 from __future__ import annotations
 
@@ -25,18 +25,35 @@ SPEC = NetworkSpec(
     stop_at_zero_error=False,
 )
 
+FITTED = {"leave-one-out": "regress", "classify-leave-one-out": "classify"}  # to training errors
 
-def train(folder: Path, spec: NetworkSpec = SPEC, **run: object) -> ResCNetClassifier:
+
+@pytest.fixture(params=FITTED)
+def spec(request: pytest.FixtureRequest) -> NetworkSpec:
+    """Return a network with each of the heads, and the scale that classifiers need here."""
+    scale = {"sigma": 2.0} if request.param.startswith("classify") else {}
+    return SPEC.replace(head=request.param, **scale)
+
+
+def fit_all(spec: NetworkSpec, **options: object) -> NetworkSpec:
+    """Return the network with the head that leaves no image out."""
+    kept = {"sigma": 2.0} if FITTED[spec.head.name] == "classify" else {}
+    return spec.replace(head=FITTED[spec.head.name], **kept, **options)
+
+
+def train(folder: Path, spec: NetworkSpec, **run: object) -> ResCNetClassifier:
     """Return a network, trained in a store."""
     options = RunSpec(**{"chunk_images": 70, "validation": 0.2} | run)  # type: ignore[arg-type]
     return ResCNetClassifier(spec, run=options, store=folder, random_state=0).fit(X, Y)
 
 
-def test_training_accuracy_estimates_that_on_other_images(client: Client, tmp_path: Path) -> None:
-    """Unlike that of `regress`, and that of predictions for the training images."""
-    spec = SPEC.replace(ridge=0.1)
+def test_training_accuracy_estimates_that_on_other_images(
+    client: Client, tmp_path: Path, spec: NetworkSpec
+) -> None:
+    """Unlike that of heads that leave no image out, and of predictions for the training images."""
+    spec = spec.replace(ridge=0.1)
     honest = train(tmp_path / "loo", spec)
-    fitted = train(tmp_path / "regress", spec.replace(head="regress"))
+    fitted = train(tmp_path / "fitted", fit_all(spec))
     accuracy, other = (clf.accuracies_[-1]["train"] for clf in (honest, fitted))
     held_out = honest.accuracies_[-1]["validation"]
     assert accuracy < other - 0.05
@@ -44,19 +61,23 @@ def test_training_accuracy_estimates_that_on_other_images(client: Client, tmp_pa
     assert honest.score(X, Y) > accuracy + 0.05
 
 
-def test_scores_in_memory_and_from_the_store_are_the_same(client: Client, tmp_path: Path) -> None:
+def test_scores_in_memory_and_from_the_store_are_the_same(
+    client: Client, tmp_path: Path, spec: NetworkSpec
+) -> None:
     """Chunks that are replayed from the images get the scores that they had."""
-    stored = train(tmp_path / "stored", maps="store")
-    memory = train(tmp_path / "memory", maps="memory", checkpoint_every=3)
+    stored = train(tmp_path / "stored", spec, maps="store")
+    memory = train(tmp_path / "memory", spec, maps="memory", checkpoint_every=3)
     assert_same_bits(read_model(tmp_path / "stored"), read_model(tmp_path / "memory"))
     assert np.array_equal(stored.decision_function(X), memory.decision_function(X))
     loaded = ResCNetClassifier.load(tmp_path / "stored")
     assert np.array_equal(loaded.decision_function(X), stored.decision_function(X))
 
 
-def test_resumed_run_equals_one_of_a_single_command(client: Client, tmp_path: Path) -> None:
+def test_resumed_run_equals_one_of_a_single_command(
+    client: Client, tmp_path: Path, spec: NetworkSpec
+) -> None:
     """Layers before are replayed with their random signs, and the same share of leverages."""
-    spec = SPEC.replace(leverage_share=0.75)
+    spec = spec.replace(leverage_share=0.75)
     whole = train(tmp_path / "whole", spec)
     run = {"maps": "memory", "checkpoint_every": 100}
     train(tmp_path / "parts", spec.replace(max_layers=2), **run)
@@ -64,25 +85,29 @@ def test_resumed_run_equals_one_of_a_single_command(client: Client, tmp_path: Pa
     assert np.array_equal(parts.decision_function(X), whole.decision_function(X))
 
 
-def test_saved_network_has_no_random_signs(client: Client, tmp_path: Path) -> None:
-    """It predicts the same, and is as large as one of `regress`."""
-    clf = train(tmp_path / "run")
+def test_saved_network_has_no_random_signs(
+    client: Client, tmp_path: Path, spec: NetworkSpec
+) -> None:
+    """It predicts the same, and is as large as one that was fitted to all images."""
+    clf = train(tmp_path / "run", spec)
     clf.save(tmp_path / "saved")
-    train(tmp_path / "other", SPEC.replace(head="regress")).save(tmp_path / "regress")
+    train(tmp_path / "other", fit_all(spec)).save(tmp_path / "fitted")
     loaded = ResCNetClassifier.load(tmp_path / "saved")
     assert np.array_equal(loaded.decision_function(X), clf.decision_function(X))
     sizes = [
         sum(path.stat().st_size for path in (tmp_path / name).rglob("*") if path.is_file())
-        for name in ("saved", "regress")
+        for name in ("saved", "fitted")
     ]
     assert sizes[0] < 1.1 * sizes[1] + 5000
 
 
-def test_predictions_read_no_random_signs(client: Client, tmp_path: Path) -> None:
+def test_predictions_read_no_random_signs(
+    client: Client, tmp_path: Path, spec: NetworkSpec
+) -> None:
     """They are of use in training only; a run without them predicts, and cannot be resumed."""
-    clf = train(tmp_path / "run", SPEC.replace(max_layers=2))
+    clf = train(tmp_path / "run", spec.replace(max_layers=2))
     expected = clf.decision_function(X)
-    for name in ("probe_weights", "probe_intercept"):
+    for name in spec.head.training_arrays:
         for folder in (tmp_path / "run/layers").glob(f"*/{name}"):
             shutil.rmtree(folder)
     loaded = ResCNetClassifier.load(tmp_path / "run")
@@ -95,17 +120,20 @@ def test_predictions_read_no_random_signs(client: Client, tmp_path: Path) -> Non
         ResCNetClassifier.resume(tmp_path / "run", max_layers=3)
 
 
-def test_copies_are_left_out_with_their_original(client: Client, tmp_path: Path) -> None:
+def test_copies_are_left_out_with_their_original(
+    client: Client, tmp_path: Path, spec: NetworkSpec
+) -> None:
     """Training accuracy is no better than that of other images; chunks are replayed alike."""
     images, labels = rd.load_digits()
     accuracies = {}
-    for name, head, maps in (
-        ("loo", "leave-one-out", "memory"),
-        ("stored", "leave-one-out", "store"),
-        ("regress", "regress", "memory"),
+    spec = spec.replace(ridge=0.1, max_layers=2)
+    for name, network, maps in (
+        ("loo", spec, "memory"),
+        ("stored", spec, "store"),
+        ("fitted", fit_all(spec), "memory"),
     ):
         clf = ResCNetClassifier(
-            SPEC.replace(head=head, ridge=0.1, max_layers=2),
+            network,
             run=RunSpec(chunk_images=400, validation=0.5, maps=maps),  # type: ignore[arg-type]
             augment=AugmentSpec(copies=2, shift=1),
             store=tmp_path / name,
@@ -114,24 +142,28 @@ def test_copies_are_left_out_with_their_original(client: Client, tmp_path: Path)
         accuracies[name] = clf.fit(images[:900, ::2, ::2], labels[:900]).accuracies_[0]
     assert_same_bits(read_model(tmp_path / "loo"), read_model(tmp_path / "stored"))
     gap = {name: values["train"] - values["validation"] for name, values in accuracies.items()}
-    assert gap["loo"] < 0 < 0.04 < gap["regress"]
+    assert gap["loo"] < 0 < 0.04 < gap["fitted"]
 
 
-def test_no_share_of_the_leverage_is_regression(client: Client, tmp_path: Path) -> None:
+def test_no_share_of_the_leverage_fits_all_images(
+    client: Client, tmp_path: Path, spec: NetworkSpec
+) -> None:
     """Up to rounding, as there are more targets."""
-    none = train(tmp_path / "none", SPEC.replace(leverage_share=0.0)).decision_function(X)
-    regress = train(tmp_path / "regress", SPEC.replace(head="regress")).decision_function(X)
-    np.testing.assert_allclose(none, regress, atol=1e-3)
+    none = train(tmp_path / "none", spec.replace(leverage_share=0.0)).decision_function(X)
+    fitted = train(tmp_path / "fitted", fit_all(spec)).decision_function(X)
+    np.testing.assert_allclose(none, fitted, atol=1e-3)
 
 
 @pytest.mark.slow
-def test_conjugate_gradients_and_tiles_solve_for_signs_too(client: Client, tmp_path: Path) -> None:
+def test_conjugate_gradients_and_tiles_solve_for_signs_too(
+    client: Client, tmp_path: Path, spec: NetworkSpec
+) -> None:
     """As the exact solver does."""
-    exact = train(tmp_path / "exact", SPEC.replace(max_layers=2)).decision_function(X)
-    iterative = SPEC.replace(solver="cg", cg_tolerance=1e-4, cg_iterations=100, max_layers=2)
+    exact = train(tmp_path / "exact", spec.replace(max_layers=2)).decision_function(X)
+    iterative = spec.replace(solver="cg", cg_tolerance=1e-4, cg_iterations=100, max_layers=2)
     scores = train(tmp_path / "cg", iterative).decision_function(X)
     np.testing.assert_allclose(scores, exact, atol=5e-3)
-    two = SPEC.replace(max_layers=2)
+    two = spec.replace(max_layers=2)
     tiled = train(tmp_path / "tiles", two, tile_features=40, maps="store").decision_function(X)
     np.testing.assert_allclose(tiled, exact, atol=5e-3)
 

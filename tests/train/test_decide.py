@@ -243,7 +243,7 @@ def test_collapse_is_a_fall_far_below_the_best(train: list[float], layer: int | 
         assert found[1].train == max(train[: found[0].layer - 1])
 
 
-@pytest.mark.parametrize("head", ["leave-one-out", "kernel-ridge"])
+@pytest.mark.parametrize("head", ["leave-one-out", "classify-leave-one-out", "kernel-ridge"])
 @pytest.mark.parametrize(
     ("validation", "layer"),
     [(None, None), ([0.90, 0.91, 0.92], None), ([0.9, 0.5, 0.7], 2), ([0.9, 0.9, 0.6], 3)],
@@ -260,7 +260,12 @@ def test_leave_one_out_accuracy_falls_without_a_collapse(
 
 
 @pytest.mark.parametrize(
-    ("head", "remedy"), [("classify", "--head regress"), ("regress", "below 2")]
+    ("head", "remedy"),
+    [
+        ("classify", "--head regress"),
+        ("classify-leave-one-out", "--head leave-one-out"),
+        ("regress", "below 2"),
+    ],
 )
 def test_collapse_is_described_with_a_remedy(head: str, remedy: str) -> None:
     """The other head, or smaller steps."""

@@ -1,4 +1,4 @@
-"""The paper's head, fitted to the leave-one-out errors of the training images."""
+"""The head of the paper, fitted to leave-one-out errors of the training images."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from rescnet_dist.model.heads.linear import (
     stack_probes,
     stack_signs,
 )
+from rescnet_dist.options import option
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,16 @@ class ClassifyLeaveOneOut(LeavesImagesOut, Classify):
     """Classify, but training images have the scores they would have without training on them.
 
     The score of a discriminant is a linear function of a ridge regression of the class, so that an
-    image is left out of both in the same way. Slope and offset of that function, and the shares of
-    the classes, stay those of all images.
+    image is left out of both in the same way, and its copies with it. Slope and offset of that
+    function, and the shares of the classes, stay those of all images.
     """
 
     name: ClassVar[str] = "classify-leave-one-out"
+    collapse_advice: ClassVar[str] = (
+        'The head "classify-leave-one-out" is unstable with few images per class, a large '
+        "learning_rate or a sigma that does not fit the ridge. Train with "
+        'head="leave-one-out" (--head leave-one-out).'
+    )
     arrays: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **LinearHead.arrays,
         **PROBE_ARRAYS,
@@ -48,6 +54,8 @@ class ClassifyLeaveOneOut(LeavesImagesOut, Classify):
     }
     training_arrays: ClassVar[frozenset[str]] = frozenset({*PROBE_ARRAYS, "slope", "offset"})
 
+    # Above 0, so that the residual classes of scores of 0 are the labels, as in the first layer
+    target: float = option(0.8, help="target score λ of the true class", above=0, high=1)
     probes: int = probes_option()
     leverage_share: float = leverage_share_option()
 
@@ -57,15 +65,13 @@ class ClassifyLeaveOneOut(LeavesImagesOut, Classify):
         """Fit the classifiers of both signs, and the regression of signs; see `Head.fit`."""
         count = self.target_count(classes)
         weights, intercept = ridge_regression(moments, self.ridge, whitening)
-        lda, bias, present, slope, offset = regression_to_lda(
-            moments, weights[:count], intercept[:count]
-        )
+        lda = regression_to_lda(moments, weights[:count], intercept[:count])
         share = moments.target_sums[:count].reshape(2, classes).sum(axis=1) / moments.count
         return {
-            **stack_signs(lda, bias, present, share, classes),
+            **stack_signs(lda.weights, lda.intercept, lda.present, share, classes),
             **stack_probes(weights[count:], intercept[count:]),
-            "slope": slope.reshape(2, classes),
-            "offset": offset.reshape(2, classes),
+            "slope": lda.slope.reshape(2, classes),
+            "offset": lda.offset.reshape(2, classes),
         }
 
     def training_correction(
@@ -89,5 +95,4 @@ class ClassifyLeaveOneOut(LeavesImagesOut, Classify):
             signs,
             self.leverage_share,
         )
-        outputs = (left_out.reshape(outputs.shape) - offset) / slope
-        return self._combine(arrays, outputs.astype(features.dtype))
+        return self._combine(arrays, (left_out.reshape(outputs.shape) - offset) / slope)
