@@ -15,11 +15,12 @@ import pytest
 from test_direct import VECTORS, add_tile_in_bounds
 
 from rescnet_dist.kernels import second_order_features
-from rescnet_dist.kernels.cpu import blocks, direct, pooling, registers, tiles, windows
+from rescnet_dist.kernels.cpu import blocks, direct, pooling, tiles, windows
+from rescnet_dist.kernels.cpu.aligned import aligned_zeros
+from rescnet_dist.kernels.cpu.vectors import LANES, TILE_ROWS
 from rescnet_dist.kernels.pooling import second_order_bytes
 from rescnet_dist.model.features.second_order import SecondOrder
 
-ROWS = registers.TILE_ROWS
 GRIDS = [  # height, width, block, stride, filters
     (2, 2, 2, 1, 2),
     (6, 5, 4, 1, 7),  # products of single pixels
@@ -36,8 +37,8 @@ MAX_SLACK_BYTES = 8 * 2**10  # of all buffers, for tiles that begin before the e
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let the kernel run as Python code, with the vectors of a processor."""
     lanes, most = VECTORS[request.param]
-    floats = ROWS * lanes
-    row, lane = np.arange(ROWS)[:, None], np.arange(lanes)
+    floats = TILE_ROWS * lanes
+    row, lane = np.arange(TILE_ROWS)[:, None], np.arange(lanes)
 
     def locate(array: np.ndarray, places: np.ndarray) -> np.ndarray:
         assert 0 <= places.min() <= places.max() < len(array)
@@ -57,7 +58,7 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         "store_tile": store,
         "repeat_vector": lambda array, start: load(array, start, 0),
         "spread_floats": lambda array, start: array[locate(array, start + row + 0 * lane)],
-        "fill_tile": lambda value: np.full((ROWS, lanes), value),
+        "fill_tile": lambda value: np.full((TILE_ROWS, lanes), value),
         "add": np.add,
         "multiply": np.multiply,
         "multiply_add": lambda a, b, c: a * b + c,
@@ -101,13 +102,16 @@ def test_features_of_any_number_of_filters_equal_oracle(filters, block, stride, 
     np.testing.assert_allclose(found, expected, rtol=0, atol=3e-5)
 
 
-def test_vectors_begin_where_lines_of_the_cache_do():
+@pytest.mark.parametrize("count", [1, 100, 12345])
+def test_vectors_begin_where_lines_of_the_cache_do(count):
     """Vectors that are parts of two lines take twice as long."""
-    for count in (1, 100, 12345):
-        found = tiles.allocate_zeros(count, np.zeros(1, np.float32))
-        assert len(found) == count + tiles.TILE_SLACK
+    like = np.zeros(1, np.float32)
+    arrays = [(count, lanes, aligned_zeros(count, lanes, like)) for lanes in (4, 8, 16)]
+    arrays.append((count + tiles.TILE_SLACK, LANES, tiles.allocate_zeros(count, like)))
+    for length, lanes, found in arrays:
+        assert len(found) == length
         assert not found.any()
-        assert found.ctypes.data % (4 * registers.LANES) == 0
+        assert found.ctypes.data % (found.itemsize * lanes) == 0
 
 
 @pytest.mark.parametrize("grid", [(20, 16, 3, 1, 3), (16, 12, 4, 2, 20)], ids=str)

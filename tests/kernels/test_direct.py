@@ -110,14 +110,3 @@ def test_patch_scatter_stays_in_its_arrays(shape, vectors, rng, monkeypatch):
     flat = unfold(together, size).reshape(-1, size**2 * (first + second))
     expected = flat.T @ flat
     assert np.abs(found - expected).max() <= 1e-5 * expected.max()
-
-
-@pytest.mark.parametrize("lanes", [4, 8, 16])
-def test_sums_begin_where_a_vector_may(lanes):
-    """Vectors that are parts of two lines of the cache take twice as long."""
-    for shape in [(1, 6, 16), (45, 54, 272)]:
-        sums = products._align_zeros(shape, lanes)
-        assert sums.shape == shape
-        assert sums.flags.c_contiguous
-        assert not sums.any()
-        assert sums.ctypes.data % (4 * lanes) == 0

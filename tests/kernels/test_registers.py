@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rescnet_dist.kernels.cpu.loading import tile_shape
-from rescnet_dist.kernels.cpu.registers import MAX_VECTORS, add_tile, choose_lanes, split_vectors
+from rescnet_dist.kernels.cpu.registers import add_tile, split_vectors
+from rescnet_dist.kernels.cpu.vectors import MAX_VECTORS, choose_lanes
 
 ROWS, LANES = tile_shape()
 

@@ -6,8 +6,8 @@ import numba
 import numpy as np
 import pytest
 
-from rescnet_dist.kernels.cpu.registers import LANES, TILE_ROWS
 from rescnet_dist.kernels.cpu.tiles import TILE_FLOATS
+from rescnet_dist.kernels.cpu.vectors import LANES, TILE_ROWS
 from rescnet_dist.kernels.cpu.windows import sum_product_windows, sum_windows
 
 WINDOWS = [

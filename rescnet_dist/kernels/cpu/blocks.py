@@ -2,11 +2,11 @@
 
 An image is divided into square cells of gcd(block, stride) pixels a side, so that every block is a
 whole number of cells. Products of channels are summed in cells, and cells into blocks by window
-sums along one axis and then the other, so that each product is computed once, however many blocks
-contain it. Pairs of channels are divided into groups, each of which is pooled before the next one,
-so that its sums stay in the cache: TILE_ROWS channels with the channels of a few vectors. Rows and
-lanes beyond the last channel read what follows, and are not pooled. The mean over the whole image
-is subtracted first.
+sums along one axis and then the other, so that a product is computed once or twice, however many
+blocks contain it. Pairs of channels are divided into groups, each of which is pooled before the
+next one, so that its sums stay in the cache: TILE_ROWS channels with the channels of a few vectors.
+Rows and lanes beyond the last channel read what follows, and are not pooled. The mean over the
+whole image is subtracted first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.deviations import find_recomputed, normalize
 from rescnet_dist.kernels.cpu.jit import compile_kernel, compile_part
-from rescnet_dist.kernels.cpu.registers import LANES, MAX_VECTORS, TILE_ROWS, add_tile
+from rescnet_dist.kernels.cpu.registers import add_tile
 from rescnet_dist.kernels.cpu.tiles import (
     TILE_FLOATS,
     add,
@@ -33,6 +33,7 @@ from rescnet_dist.kernels.cpu.tiles import (
     store_tile,
     subtract_product,
 )
+from rescnet_dist.kernels.cpu.vectors import LANES, MAX_VECTORS, TILE_ROWS
 from rescnet_dist.kernels.cpu.windows import sum_product_windows, sum_windows
 
 POOL_BLOCKS_SIGNATURE = (  # in single precision

@@ -11,13 +11,8 @@ import numpy as np
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.jit import compile_kernel, compile_part
 from rescnet_dist.kernels.cpu.layout import write_line
-from rescnet_dist.kernels.cpu.registers import (
-    LANES,
-    MAX_VECTORS,
-    TILE_ROWS,
-    add_tile,
-    split_vectors,
-)
+from rescnet_dist.kernels.cpu.registers import add_tile, split_vectors
+from rescnet_dist.kernels.cpu.vectors import LANES, MAX_VECTORS, TILE_ROWS
 
 BLOCK_PIXELS = 112  # whose products are summed at a time: their neighbors stay in the fastest cache
 SLACK = 64  # floats after the last pixel, which vectors and tiles that end there read, too

@@ -44,7 +44,7 @@ def tile_shape() -> tuple[int, int]:
     The sums that kernels write to must have a multiple of both.
     """
     use_kernels_compiled_ahead()  # before Numba is imported
-    from rescnet_dist.kernels.cpu.registers import LANES, TILE_ROWS
+    from rescnet_dist.kernels.cpu.vectors import LANES, TILE_ROWS
 
     return TILE_ROWS, LANES
 

@@ -7,12 +7,12 @@ visits and the other does not. Two algorithms follow from that; the cheaper one 
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.cpu.aligned import aligned_zeros
 from rescnet_dist.kernels.cpu.blas import add_scatter
 from rescnet_dist.kernels.cpu.loading import kernel, tile_shape
 from rescnet_dist.kernels.cpu.pixels import write_patches
@@ -142,7 +142,7 @@ def sum_displacement_products(inputs: LayerInput, size: int, shift: Array) -> Ar
             rectangles,
             MAX_SUMMED_PIXELS,
             first,
-            _align_zeros(totals.shape, lanes),
+            aligned_zeros(totals.size, lanes, roots).reshape(totals.shape),
             totals,
         )
         sums = totals[:, : channels - first, : (2 * size - 1) * channels]
@@ -153,17 +153,6 @@ def sum_displacement_products(inputs: LayerInput, size: int, shift: Array) -> Ar
             start += shape[0] * shape[1]
         del totals, sums, own  # before the next ones are allocated
     return total.reshape(size * size * channels, -1)
-
-
-def _align_zeros(shape: tuple[int, ...], lanes: int) -> Array:
-    """Return zeros in single precision that begin where a vector of so many floats does.
-
-    Vectors that are parts of two lines of the cache take twice as long.
-    """
-    count = math.prod(shape)
-    buffer = np.zeros(count + lanes, np.float32)
-    skipped = -(buffer.ctypes.data // buffer.itemsize) % lanes
-    return buffer[skipped : skipped + count].reshape(shape)
 
 
 def _divide_pixels(height: int, width: int, size: int, down: int) -> tuple[list[int], list[int]]:

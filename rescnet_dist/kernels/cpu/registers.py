@@ -1,60 +1,34 @@
 """Compiled kernel: a small matrix product whose sums stay in the registers of the processor.
 
 LLVM's vectorizer does not keep the sums of a matrix product in registers, so the loop is written
-in LLVM's vector instructions. Each sum is that of its products in their order, every one added with
-a single rounding where the processor can (FMA): how sums are divided into tiles, and how wide
-vectors are, does not change a bit.
+in LLVM's vector instructions. Each sum is that of its products in their order: how sums are divided
+into tiles does not change a bit.
 """
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba import config, types
+from numba import types
 from numba.extending import intrinsic
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.jit import compile_kernel
+from rescnet_dist.kernels.cpu.vectors import (
+    LANES,
+    MAX_VECTORS,
+    TILE_ROWS,
+    get_data,
+    load_vector,
+    multiply_add,
+    spread,
+    store_vector,
+)
 
-TILE_ROWS = 6  # of sums: with the widest tile, they take 24 of 32 registers
 SIGNATURE_ARRAYS = (0, 2, 6, 10)  # arguments of a tile that are arrays
-
-
-IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
-
-
-def choose_lanes(is_x86: bool, name: str | None, features: set[str]) -> int:
-    """Return the floats of a vector of a processor, by LLVM's name of it and its features."""
-    if not is_x86:
-        return 4
-    if name == "x86-64-v4" or "avx512f" in features:
-        return 16
-    return 8 if name == "x86-64-v3" or "avx2" in features else 4
-
-
-def _vector_lanes() -> int:
-    """Return the floats of a vector of the processor that Numba compiles for.
-
-    They follow from the name and the features that Numba's cache on disk has as a key.
-    """
-    settings: Any = config
-    if settings.CPU_FEATURES is None:
-        host = llvmlite.binding.get_host_cpu_features()
-        features = {feature for feature, is_there in host.items() if is_there}
-    else:
-        enabled = settings.CPU_FEATURES.split(",")
-        features = {part[1:] for part in enabled if part.startswith("+")}
-    return choose_lanes(IS_X86, settings.CPU_NAME, features)
-
-
-LANES = _vector_lanes()
-# Vectors of a tile: as many as leave registers for the factors. x86 has 32 with AVX-512, else 16.
-MAX_VECTORS = 2 if IS_X86 and LANES < 16 else 4
 
 
 def _make_tile(vectors: int) -> Callable[..., None]:
@@ -100,31 +74,19 @@ def _generate_tile(context: Any, builder: Any, signature: Any, values: Any, vect
     """Generate the instructions of `add_tile`: two nested loops around the products of a tile."""
     values = list(values)
     for index in SIGNATURE_ARRAYS:
-        array = context.make_array(signature.args[index])(context, builder, values[index])
-        values[index] = array.data
+        values[index] = get_data(context, builder, signature.args[index], values[index])
     a, a_start, rows, rows_start, a_outer, a_inner = values[:6]
     b, b_start, b_outer, b_inner, c, c_start, c_row, outer, inner = values[6:]
     integer, element = ir.IntType(64), context.get_value_type(signature.args[0].dtype)
-    vector, float_bytes = ir.VectorType(element, LANES), 4 if element == ir.FloatType() else 8
-    name = f"llvm.fmuladd.v{LANES}f{8 * float_bytes}"
-    multiply_add = builder.module.globals.get(name) or ir.Function(
-        builder.module, ir.FunctionType(vector, [vector] * 3), name
-    )
-    undefined = ir.Constant(vector, ir.Undefined)
-    first_lane = ir.Constant(ir.IntType(32), 0)
-    all_lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
 
     def constant(value: int) -> Any:
         return ir.Constant(integer, value)
 
     def locate(pointer: Any, index: int) -> Any:
-        part = builder.gep(pointer, [constant(index * LANES)])
-        return builder.bitcast(part, vector.as_pointer())
+        return builder.gep(pointer, [constant(index * LANES)])
 
     def load(pointer: Any, index: int) -> Any:
-        loaded = builder.load(locate(pointer, index))
-        loaded.align = float_bytes
-        return loaded
+        return load_vector(builder, locate(pointer, index), element)
 
     def add_phis(kinds: list[Any], before: list[Any], block: Any) -> list[Any]:
         phis = [builder.phi(kind) for kind in kinds]
@@ -143,7 +105,7 @@ def _generate_tile(context: Any, builder: Any, signature: Any, values: Any, vect
         offset = builder.mul(c_row, constant(row))
         c_rows.append(builder.gep(c, [builder.add(c_start, offset)]))
     sums = [load(row, index) for row in c_rows for index in range(vectors)]
-    kinds = [vector] * len(sums)
+    kinds = [total.type for total in sums]
 
     before = builder.block
     outer_begin = builder.append_basic_block("outer.begin")
@@ -164,12 +126,10 @@ def _generate_tile(context: Any, builder: Any, signature: Any, values: Any, vect
     factors = [load(b_pointer, index) for index in range(vectors)]
     added = []
     for row in range(TILE_ROWS):
-        value = builder.load(builder.gep(a_rows[row], [a_place]))
-        value = builder.insert_element(undefined, value, first_lane)
-        value = builder.shuffle_vector(value, undefined, all_lanes)
+        value = spread(builder, builder.load(builder.gep(a_rows[row], [a_place])))
         for index in range(vectors):
             total = sums[row * vectors + index]
-            added.append(builder.call(multiply_add, [value, factors[index], total]))
+            added.append(multiply_add(builder, value, factors[index], total))
     next_j = builder.add(j, constant(1))
     next_places = [builder.add(a_place, a_inner), builder.add(b_place, b_inner)]
     close_loop(inner_phis, [next_j, *next_places, *added], inner_body)
@@ -184,8 +144,7 @@ def _generate_tile(context: Any, builder: Any, signature: Any, values: Any, vect
     builder.position_at_end(after)
     for row in range(TILE_ROWS):
         for index in range(vectors):
-            stored = builder.store(added[row * vectors + index], locate(c_rows[row], index))
-            stored.align = float_bytes
+            store_vector(builder, added[row * vectors + index], locate(c_rows[row], index))
     return context.get_dummy_value()
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.jit import compile_part
-from rescnet_dist.kernels.cpu.registers import LANES
 from rescnet_dist.kernels.cpu.tiles import (
     TILE_FLOATS,
     add,
@@ -23,6 +22,7 @@ from rescnet_dist.kernels.cpu.tiles import (
     spread_floats,
     store_tile,
 )
+from rescnet_dist.kernels.cpu.vectors import LANES
 
 MIN_OVERLAP = 3  # windows that contain a tile, from which on sums of runs are faster
 
