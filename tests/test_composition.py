@@ -98,7 +98,7 @@ def test_bank_in_all_forms(given, expected):
         ({"head": {"name": "regress", "sigma": 2}}, r"Regress has no option 'sigma'"),
         (
             {"head": "regress", "sigma": 2},
-            r"sigma is an option of the head classify, but .*regress",
+            r"sigma is an option of the head classify or classify-leave-one-out, but .*regress",
         ),
         ({"bank": "dct", "lda_draws": 4}, r"lda_draws is .* learner stacked-lda, but .* dct"),
         ({"bank": "dct", "lda_fraction": 0.5}, r"lda_fraction=0\.5 is for banks of pca and"),

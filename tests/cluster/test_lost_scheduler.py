@@ -26,7 +26,7 @@ from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, cluster
 from rescnet_dist.cli import main
 
 MESSAGE = "The connection to the Dask scheduler was lost"
-SHORT_TIMEOUT = {"distributed.comm.timeouts.connect": "2s"}
+SHORT_TIMEOUT = {"distributed.comm.timeouts.connect": "5s"}
 SECONDS_TO_FAIL = 60.0  # for a driver that has lost its scheduler
 IMAGES, CLASSES = 24, 2
 SPEC = NetworkSpec(filters=2, first_filter_size=3, block=4, stride=4, head="regress", max_layers=1)
@@ -76,8 +76,8 @@ def test_scheduler_lost_while_waiting_for_a_first_worker(
     arguments = (part.format(**made, store=tmp_path / "run") for part in TRAIN)
     with dask.config.set(SHORT_TIMEOUT):
         result = run_command(*arguments, "--scheduler-file", file)
-    killer.join()
     assert is_sentence(result), (result.output, result.exception)
+    killer.join()
     assert not (tmp_path / "run").exists()
 
 
