@@ -123,6 +123,15 @@ class BaseNetwork(ABC):
         """Compute the scores (n, C) of images (n, H, W, d)."""
 
     @abstractmethod
+    def map_scores(
+        self, images: Images, augment: AugmentSpec, *, first: int = 0
+    ) -> Array | da.Array:
+        """Compute scores (n, C) as `scores` does, of images and options that are checked already.
+
+        `first` is the number of the first image, if they are a part of an array in memory.
+        """
+
+    @abstractmethod
     def write(self, location: Location, dtype: str) -> None:
         """Write the network into a folder, as `save` does."""
 
@@ -452,8 +461,30 @@ class BaseNetwork(ABC):
         augment.check_images(*self.image_shape)
         return augment
 
-    def _prepare(self, images: Any, augment: AugmentSpec | None) -> tuple[Images, AugmentSpec]:
-        """Return checked images, and the spec of the copies to average over."""
+    def prepare(self, images: Any, augment: AugmentSpec | None) -> tuple[Images, AugmentSpec]:
+        """Return checked images, and the spec of the copies to average over.
+
+        Parameters
+        ----------
+        images : Images or array-like of shape (n, H, W, d) or (n, H, W)
+            Images; a NumPy, dask or xarray array.
+        augment : AugmentSpec or None
+            Copies of each image to average over; None is `averaging`.
+
+        Returns
+        -------
+        images : Images
+            The images.
+        augment : AugmentSpec
+            The copies.
+
+        Raises
+        ------
+        DataError
+            If the images have a different shape from the training images.
+        SpecError
+            If copies of such images cannot be made.
+        """
         images = as_images(images)
         self.check_images(images)
         return images, self._check_augment(augment)

@@ -214,8 +214,29 @@ class FusedNetwork(BaseNetwork):
                 f"layer={layer} is not known: a fused network has scores after the last layer of "
                 "each network only. Ask one of its `networks`."
             )
-        images, augment = self._prepare(images, augment)
-        parts = [network.map_scores(images, augment) for network in self.networks]
+        return self.map_scores(*self.prepare(images, augment))
+
+    def map_scores(
+        self, images: Images, augment: AugmentSpec, *, first: int = 0
+    ) -> Array | da.Array:
+        """Compute scores as `scores` does, of images and options that are checked already.
+
+        Parameters
+        ----------
+        images : Images
+            Images of shape (n, H, W, d).
+        augment : AugmentSpec
+            Copies of each image to average over.
+        first : int, default 0
+            Number of the first image in the array that these are a part of; random copies depend
+            on it. Lazy images must be a whole array.
+
+        Returns
+        -------
+        ndarray or dask.array.Array of shape (n, C)
+            Scores in float32; lazy for lazy images.
+        """
+        parts = [network.map_scores(images, augment, first=first) for network in self.networks]
         if images.is_lazy:
             import dask.array as da  # slow to import
 

@@ -23,6 +23,8 @@ def map_in_threads(
     arrays: Sequence[Array],
     shared: Any,
     steps: Sequence[Callable[..., Array]] = (),
+    *,
+    first: int = 0,
 ) -> list[Array]:
     """Call a function with consecutive rows of arrays, in threads of this process.
 
@@ -41,13 +43,15 @@ def map_in_threads(
     steps : sequence of callable, optional
         Functions of the rows of the first array and of `shared`, which are called for each chunk
         before `compute`, at the same time.
+    first : int, default 0
+        Number of the first row, if the arrays are parts of larger ones.
 
     Returns
     -------
     list of ndarray
         What the calls return, in order.
     """
-    chunked = list(zip(*_divide(chunks, arrays), strict=True))
+    chunked = list(zip(*_divide(chunks, arrays, first), strict=True))
     calls = [(step, shared, edges, block[:1]) for edges, block in chunked for step in steps]
     results = iter(call_in_threads(_call, calls))
     for _, block in chunked:
@@ -61,12 +65,14 @@ def map_in_tasks(
     arrays: Sequence[Array],
     shared: Any,
     steps: Sequence[Callable[..., Array]] = (),
+    *,
+    first: int = 0,
 ) -> list[Array]:
     """Call a function with consecutive rows of arrays, in tasks of Dask, and compute these.
 
     Parameters
     ----------
-    compute, chunks, arrays, steps
+    compute, chunks, arrays, steps, first
         As of `map_in_threads`.
     shared : Delayed or object
         Another argument of all calls; one that is Delayed is computed once.
@@ -79,7 +85,7 @@ def map_in_tasks(
     from dask.delayed import delayed
 
     call, tasks = delayed(_call, pure=False), list[Any]()
-    for edges, block in zip(*_divide(chunks, arrays), strict=True):
+    for edges, block in zip(*_divide(chunks, arrays, first), strict=True):
         images = [delayed(block[0], pure=False, traverse=False)] if steps else block[:1]
         results = [call(step, shared, edges, images) for step in steps]
         tasks.append(call(compute, shared, edges, [*images, *block[1:], *results]))
@@ -94,8 +100,12 @@ def _call(
 
 
 def _divide(
-    chunks: Sequence[int], arrays: Sequence[Array]
+    chunks: Sequence[int], arrays: Sequence[Array], first: int
 ) -> tuple[list[tuple[int, int]], list[list[Array]]]:
-    """Return the first row and the one after the last of each chunk, and these rows of arrays."""
-    edges = list(pairwise(accumulate(chunks, initial=0)))
-    return edges, [[array[start:stop] for array in arrays] for start, stop in edges]
+    """Return numbers of the first row of each chunk and the one after the last, and these rows.
+
+    `first` is the number of the first row of the arrays.
+    """
+    edges = list(pairwise(accumulate(chunks, initial=first)))
+    rows = [[array[i - first : j - first] for array in arrays] for i, j in edges]
+    return edges, rows

@@ -217,10 +217,10 @@ class Network(BaseNetwork):
             images.
         """
         layer = self._check_layer(layer)
-        return self.map_scores(*self._prepare(images, augment), layer)
+        return self.map_scores(*self.prepare(images, augment), layer)
 
     def map_scores(
-        self, images: Images, augment: AugmentSpec, layer: int | None = None
+        self, images: Images, augment: AugmentSpec, layer: int | None = None, *, first: int = 0
     ) -> Array | da.Array:
         """Compute scores as `scores` does, of images and options that are checked already.
 
@@ -232,6 +232,9 @@ class Network(BaseNetwork):
             Copies of each image to average over.
         layer : int or None, default None
             Number of the layer, from 1; None is the last.
+        first : int, default 0
+            Number of the first image in the array that these are a part of; random copies depend
+            on it. Lazy images must be a whole array.
 
         Returns
         -------
@@ -240,7 +243,8 @@ class Network(BaseNetwork):
         """
         depth = self.depth if layer is None else layer
         compute = partial(compute_scores, layer=depth)
-        return self._map_images(compute, images, augment, (len(self.classes),), depth)
+        shape = (len(self.classes),)
+        return self._map_images(compute, images, augment, shape, depth, first=first)
 
     def features(self, images: Any, *, layer: int | None = None) -> Array | da.Array:
         """Compute the features of images that the head of a layer gets.
@@ -266,7 +270,7 @@ class Network(BaseNetwork):
         number = self._check_layer(layer)
         compute = partial(compute_features, layer=number)
         shape = (self.architecture.feature_count(number),)
-        return self._map_images(compute, *self._prepare(images, None), shape)
+        return self._map_images(compute, *self.prepare(images, None), shape)
 
     def _check_layer(self, layer: int | None) -> int:
         """Return the number of a layer, of the last if None; raise DataError if it is none."""
@@ -299,7 +303,7 @@ class Network(BaseNetwork):
             If the images have a different shape from the training images.
         """
         shape = self.depth, len(self.classes)
-        prepared = self._prepare(images, augment)
+        prepared = self.prepare(images, augment)
         return self._map_images(compute_staged_scores, *prepared, shape, self.depth)
 
     def _map_images(
@@ -309,12 +313,14 @@ class Network(BaseNetwork):
         augment: AugmentSpec,
         shape: tuple[int, ...],
         depth: int = 0,
+        *,
+        first: int = 0,
     ) -> Array | da.Array:
         """Return what `compute`, of the module `scoring`, gives for all images: (n, *shape).
 
         A few images in memory are computed in this thread. Others are divided into tasks. The
         result for lazy images is lazy, with the same chunks. `depth` is the number of layers whose
-        heads are needed.
+        heads are needed, `first` the number of the first image in memory.
         """
         array, predictor = images.array, self.predictor
         compares = bool(depth) and self.training_images is not None
@@ -322,12 +328,13 @@ class Network(BaseNetwork):
             count = len(array)
             few = predictor.task_images if self.backend.on_gpu else predictor.slab_images
             if count <= few and not compares:
-                return compute(array, predictor, augment)
+                rows = {0: {"array-location": [(first, first + count)]}}
+                return compute(array, predictor, augment, block_info=rows)
             step = max(predictor.slab_images, -(-count // (TASKS_PER_CORE * CPU_COUNT)))
             step = count if compares else min(step, predictor.task_images)
             chunks = tuple(min(step, count - start) for start in range(0, count, step))
             chunks = predictor.divide(chunks)
-            parts = self._map_in_memory(compute, chunks, [array], augment, depth)
+            parts = self._map_in_memory(compute, chunks, [array], augment, depth, first=first)
             return np.concatenate(parts)
         tasks = array.rechunk((predictor.divide(array.chunks[0]), -1, -1, -1))
         result = self._map_lazy(
@@ -349,17 +356,20 @@ class Network(BaseNetwork):
         arrays: Sequence[Array],
         augment: AugmentSpec,
         depth: int,
+        *,
+        first: int = 0,
     ) -> list[Array]:
         """Return what `compute` gives for rows of arrays in memory, in chunks of that size.
 
-        `depth` is the number of layers whose heads are needed.
+        `depth` is the number of layers whose heads are needed, `first` the number of the first row.
         """
         task, steps = self._add_comparisons(partial(compute, augment=augment), len(chunks), depth)
         steps = [partial(step, augment=augment) for step in steps]
         if uses_own_threads():
-            return map_in_threads(task, chunks, arrays, self.predictor, steps)
+            return map_in_threads(task, chunks, arrays, self.predictor, steps, first=first)
         with images_in_graphs():
-            return map_in_tasks(task, chunks, arrays, self._share_predictor(lazy=False), steps)
+            shared = self._share_predictor(lazy=False)
+            return map_in_tasks(task, chunks, arrays, shared, steps, first=first)
 
     def _map_lazy(
         self,
@@ -500,7 +510,7 @@ class Network(BaseNetwork):
         DataError
             If the images have a different shape from the training images.
         """
-        images, augment = self._prepare(images, augment)
+        images, augment = self.prepare(images, augment)
         self.look_at(images)
         if not (images.is_lazy or is_dask_array(codes)):
             chunks = self.predictor.divide((images.shape[0],))

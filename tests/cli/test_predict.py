@@ -21,7 +21,7 @@ from distributed import Client, LocalCluster
 from PIL import Image
 
 import rescnet_dist as rd
-from rescnet_dist import Network, NetworkSpec, ResCNetClassifier, RunSpec
+from rescnet_dist import AugmentSpec, Network, NetworkSpec, ResCNetClassifier, RunSpec
 from rescnet_dist.cli import tables
 from rescnet_dist.cli.actions import predict
 from rescnet_dist.cli.batches import compute_batches, compute_slices
@@ -57,7 +57,11 @@ def digits_network(folder: Path, threads_cluster: LocalCluster) -> str:
     """Return the zip file of a network for the embedded digits, which are in memory."""
     spec = NetworkSpec(filters=2, block=14, stride=7, head="regress", ridge=0.3, max_layers=1)
     with Client(threads_cluster):
-        clf = ResCNetClassifier(spec, run=RunSpec(chunk_images=80, solve_threads=1))
+        run_spec, augment = (
+            RunSpec(chunk_images=80, solve_threads=1),
+            AugmentSpec(copies=1, shift=2),
+        )
+        clf = ResCNetClassifier(spec, run=run_spec, augment=augment)
         clf.fit(*(array[:80] for array in rd.load_digits())).save(folder / "digits.zip")
     return str(folder / "digits.zip")
 
@@ -360,11 +364,13 @@ def test_photos_that_one_task_holds_are_not_lazy(
     assert is_lazy == [True]
 
 
+@pytest.mark.parametrize("averaging", [("--flips",), ("--copies", "2")], ids=["flips", "random"])
 def test_arrays_in_memory_are_predicted_in_batches(
-    digits_network: str, monkeypatch: pytest.MonkeyPatch
+    digits_network: str, averaging: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table is that of all at once, and there is progress after each batch."""
-    expected = run("predict", digits_network, "digits", "--proba", "--flips")
+    arguments = ("predict", digits_network, "digits", "--proba", *averaging)
+    expected = run(*arguments)
     assert expected.exit_code == 0, expected.output
     starts = list[int]()
 
@@ -376,7 +382,7 @@ def test_arrays_in_memory_are_predicted_in_batches(
     monkeypatch.setattr(Network, "batch_images", 200)
     monkeypatch.setattr(predict, "count_threads", lambda client: 2)
     monkeypatch.setattr(predict, "compute_slices", record)
-    result = run("predict", digits_network, "digits", "--proba", "--flips")
+    result = run(*arguments)
     assert result.stdout == expected.stdout
     assert starts == [0, 400, 800]
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from distributed.system import memory_limit
 
-from rescnet_dist import AugmentSpec, Network
+from rescnet_dist import AugmentSpec, FusedNetwork, Network
 from rescnet_dist.cluster.tasks import uses_own_threads
+from rescnet_dist.data import Images
 from rescnet_dist.network.layer_cache import get_machine_memory
 from rescnet_dist.network.local import map_in_tasks, map_in_threads
 
@@ -76,6 +77,23 @@ def test_same_bits_as_by_dask(network: Network, images: Array, labels: Array) ->
     for one, other in zip(own, by_dask, strict=True):
         assert np.array_equal(one, other)
         assert one.dtype == other.dtype
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "synchronous"])  # own threads, and tasks
+@pytest.mark.parametrize("size", [3, 21])  # a part of a task, and several tasks
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_copies_of_a_part_are_those_of_the_whole(
+    network: Network, images: Array, scheduler: str, size: int, is_fused: bool
+) -> None:
+    """They depend on the number of the image in the array that it is a part of."""
+    predicted = FusedNetwork([network], np.ones(1)) if is_fused else network
+    checked, copies = predicted.prepare(images, COPIES)
+    with dask.config.set(scheduler=scheduler):
+        whole = predicted.map_scores(checked, copies)
+        part = predicted.map_scores(Images(checked.array[14 : 14 + size]), copies, first=14)
+        other = predicted.map_scores(Images(checked.array[14 : 14 + size]), copies)
+    np.testing.assert_allclose(part, whole[14 : 14 + size], rtol=0, atol=1e-5)
+    assert abs(part - other).max() > 1e-3
 
 
 def test_evaluation_in_memory_imports_no_dask_arrays(run_folder: Path) -> None:

@@ -24,6 +24,7 @@ from rescnet_dist.cli.tables import (
     select_format,
 )
 from rescnet_dist.data import (
+    Images,
     PhotoSource,
     Source,
     evaluation_split,
@@ -158,15 +159,18 @@ def predict_batches(
     threads: int,
 ) -> Iterator[tuple[int, Sequence[Array]]]:
     """Yield the first row, the probabilities (m, C) and problems (m,) of batches of m images."""
+    problems = [] if images.problems is None else [images.problems]
+    if is_dask_array(images.array):
+        scores = network.scores(images.array, augment)
+        return compute_batches([network.probabilities(scores), *problems], client, threads)
+    checked, copies = network.prepare(images.array, augment)
 
     def compute(rows: slice) -> list[Any]:
-        scores = network.scores(images.array[rows], augment)
-        problems = [] if images.problems is None else [images.problems[rows]]
-        return [network.probabilities(scores), *problems]
+        """Return the probabilities and problems of some rows."""
+        scores = network.map_scores(Images(checked.array[rows]), copies, first=rows.start)
+        return [network.probabilities(scores), *(problem[rows] for problem in problems)]
 
-    if is_dask_array(images.array):
-        return compute_batches(compute(slice(None)), client, threads)
-    return compute_slices(compute, len(images.array), network.batch_images * threads)
+    return compute_slices(compute, len(checked.array), network.batch_images * threads)
 
 
 def find_photos(data: Sequence[str], *, has_options: bool) -> Source | None:
