@@ -627,10 +627,10 @@ def test_page_shows_the_shares_of_the_leverage() -> None:
     assert f"{record['gpu_seconds']} s of one H200" in " ".join(text.split())
 
 
-def test_page_shows_the_trials_of_the_papers_mode() -> None:
+def test_page_shows_the_trials_of_the_papers_head() -> None:
     """Each row of the table has the numbers of a recorded trial, in the same order."""
     record = json.loads((SCRIPT.parent / "trials/classify-left-out.json").read_text())
-    section = TRIALS_PAGE.read_text().partition("## The paper's mode")[2].partition("\n## ")[0]
+    section = TRIALS_PAGE.read_text().partition("## The paper's head")[2].partition("\n## ")[0]
     rows = [re.split(r" *\| *", line.strip("|* ")) for line in section.splitlines()]
     shown = [[cell.replace("*", "").strip() for cell in row[2:]] for row in rows if len(row) == 7]
     base, expected = record["base"], []
