@@ -38,6 +38,9 @@ class ClassifyLeaveOneOut(LeavesImagesOut, Classify):
     The score of a discriminant is a linear function of a ridge regression of the class, so that an
     image is left out of both in the same way, and its copies with it. Slope and offset of that
     function, and the shares of the classes, stay those of all images.
+
+    Leaving an image out with its copies is exact only if they have the same residual class and are
+    predicted alike. From layer 2 on, a copy can have another class and sign than its original.
     """
 
     name: ClassVar[str] = "classify-leave-one-out"
