@@ -136,8 +136,10 @@ class NetworkSpec(Spec):
     head: Head = option(
         Classify(),
         help="what a layer is fitted to and adds to the scores",
-        doc="What a layer is fitted to, and what it adds to the scores: `classify` the sign of the "
-        "largest error (the paper), or `regress` all errors.",
+        doc="What a layer is fitted to, and what it adds to the scores: `classify` the class and "
+        "sign of the largest error (the paper), `regress` all errors. `classify-leave-one-out`, "
+        "`leave-one-out` and `kernel-ridge` are fitted to the errors that images would have "
+        "without training on them.",
         old_name="residual",
         group="Head",
     )
