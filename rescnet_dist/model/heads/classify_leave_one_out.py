@@ -88,12 +88,12 @@ class ClassifyLeaveOneOut(LeavesImagesOut, Classify):
     ) -> Array:
         """Return the correction (n, C) without the image; see `Head.training_correction`."""
         slope, offset = (asarray_like(arrays[name], features) for name in ("slope", "offset"))
+        # Again, as `correction` has probabilities, which do not determine the outputs
         outputs = linear_outputs(arrays, features)
-        members = self.targets(scores, labels, first=False).reshape(outputs.shape)
-        n = len(features)
+        members = self.targets(scores, labels, first=False)
         left_out = leave_one_out(
-            (slope * outputs + offset).reshape(n, -1),
-            members.reshape(n, -1),
+            (slope * outputs + offset).reshape(members.shape),
+            members,
             predict_signs(arrays, features),
             signs,
             self.leverage_share,
