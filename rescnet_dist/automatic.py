@@ -17,21 +17,16 @@ FEW_IMAGES = 1_000  # up to which a larger ridge is needed
 LARGE_GRAY_SIDE = 14  # pixels, from which on first filters of a gray image may be large
 FIRST_GRAY_FILTER_SIZE = 7  # as a patch of 3×3 pixels of one channel shows little
 
-CLASSIFYING_HEADS = ("classify", "classify-leave-one-out")
 
-
-def automatic_options(
-    image_shape: tuple[int, int, int], images: int, head: str | None = None
-) -> dict[str, Any]:
+def automatic_options(image_shape: tuple[int, int, int], images: int) -> dict[str, Any]:
     """Return the options of a network for so many training images of shape (H, W, d).
 
     Blocks are half as wide as the images and overlap by three quarters. Fewer images need a larger
     ridge, more of them repay more filters and layers. A few thousand gray images get the network of
     the preset "digits", in proportion to their size.
 
-    The head is "regress", which does not collapse on small data; for the heads that
-    classify, the scale and the steps are the small ones that they need. Any other head takes over
-    the options of "regress".
+    The head is "regress", which does not collapse on small data. Another head takes over its
+    options, except for those that its class declares (`Head.automatic_options`).
     """
     height, width, channels = image_shape
     side = min(height, width)
@@ -55,8 +50,6 @@ def automatic_options(
     if is_large_gray and not (few or many):
         options |= {"block": side // 4, "stride": side // 7, "power": False, "rectify": False}
         options |= {"learning_rate": 0.7, "max_layers": 4}
-    if head in CLASSIFYING_HEADS:
-        options |= {"head": head, "sigma": 2.0, "learning_rate": 0.2}
     return options
 
 

@@ -53,6 +53,10 @@ def test_given_options_take_precedence() -> None:
     assert (spec.filters, spec.ridge, spec.bank[0].learner.name) == (8, 0.5, "dct")
     spec = NetworkSpec.auto((28, 28, 1), 6000, 10, head="classify", learning_rate=0.1)
     assert (spec.head.name, spec.sigma, spec.learning_rate) == ("classify", 2, 0.1)
+    spec = NetworkSpec.auto((28, 28, 1), 6000, 10, head="classify-leave-one-out")
+    assert (spec.head.name, spec.sigma, spec.learning_rate) == ("classify-leave-one-out", 2, 0.2)
+    with pytest.raises(SpecError, match=r"Unknown head 'clasify'\. Did you mean 'classify'\?"):
+        NetworkSpec.auto((28, 28, 1), 6000, 10, head="clasify")
     for given, ridge in ({}, 0.15), ({"ridge": 0.3}, 0.3):
         spec = NetworkSpec.auto((14, 14, 1), 300, 10, head="kernel-ridge", **given)
         assert (spec.head.name, spec.ridge) == ("kernel-ridge", ridge)

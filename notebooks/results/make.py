@@ -174,10 +174,10 @@ RESULTS = {
     ),
     "cifar10-rich": Result("CIFAR-10, flips, shifts", "cifar10", 0.8835, "flips alone"),
     "cifar10-classify": Result(
-        "CIFAR-10, the paper's mode", "cifar10", 0.8754, "937 layers, stride 1"
+        "CIFAR-10, the paper's head", "cifar10", 0.8754, "937 layers, stride 1"
     ),
     "cifar10-classify-left-out": Result(
-        "CIFAR-10, the paper's mode, images left out",
+        "CIFAR-10, the paper's head, leave-one-out errors",
         "cifar10",
         0.8754,
         "937 layers, stride 1",

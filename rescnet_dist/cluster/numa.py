@@ -34,7 +34,9 @@ def _parse_cores(text: str) -> list[range]:
     parts = list[range]()
     for part in text.strip().split(",") if text.strip() else ():
         match = CORES.fullmatch(part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not match:
+            raise ValueError(text)
+        first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ValueError(text)
         parts.append(range(first, last + 1))

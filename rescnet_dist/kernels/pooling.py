@@ -10,7 +10,7 @@ import numpy as np
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.backend import get_operations
 
-MAX_VECTOR_FLOATS = 16  # of a processor; `cpu.registers` has those of this one
+MAX_VECTOR_FLOATS = 16  # of a processor; `LANES` of `cpu.vectors` has those of this one
 MAX_TILE_FLOATS = 6 * MAX_VECTOR_FLOATS  # of as many rows as a tile has
 MAX_TILE_VECTORS = 4  # of a group of pairs
 
@@ -201,8 +201,8 @@ def second_order_bytes(
     """Return the most memory that `second_order_features` takes on the CPU, of a thread.
 
     These are the buffers of `cpu.blocks.pool_blocks` in single precision, which computes one image
-    after the other. Maps and features are not included. The last ones are for covariances that are
-    computed again: those of channels that are constant in a block, which may be all.
+    after the other. Maps and features are not included. Covariances that are computed again, those
+    of channels that are almost constant in a block, are included as if these were all channels.
 
     Parameters
     ----------
@@ -224,15 +224,18 @@ def second_order_bytes(
     vectors = 1 if side == 1 else min(MAX_TILE_VECTORS, -(-filters // MAX_VECTOR_FLOATS))
     group = vectors * MAX_TILE_FLOATS
     cell_rows, cell_columns = (((n - 1) * stride + block) // side for n in (rows, columns))
-    pitch = _fill_tiles(cell_columns * filters)
-    line = max(pitch, cell_columns * group)
-    pixels = cell_rows * cell_columns * side**2 * filters
-    sums_of_cells = cell_rows * ((pitch if side == 1 else line) + pitch) + rows * line
-    sums_of_blocks = 2 * blocks * _fill_tiles(filters) + (columns + live + 1) * group
-    moments = blocks * (4 * filters + 2)  # means, deviations, variances, channels and their starts
-    covariances = blocks * filters**2
-    runs = (block // side + 1) * MAX_TILE_FLOATS + block**2 + width * filters
-    return 4 * (pixels + sums_of_cells + sums_of_blocks + moments + covariances + runs)
+    pitch, padded = _fill_tiles(cell_columns * filters), _fill_tiles(filters)
+    cell_group = 0 if side == 1 else cell_columns * group
+    # In floats, with the names of the buffers
+    pixels = (cell_rows * side + 1) * cell_columns * side * filters  # flat, line
+    cells = cell_rows * (max(pitch, cell_group) + pitch)  # cells, squares
+    windows = rows * max(pitch, cell_columns * group) + columns * group  # column_sums, block_sums
+    windows += (block // side + 1) * MAX_TILE_FLOATS  # run_sums
+    moments = 2 * blocks * padded + filters  # sums, overall
+    moments += 4 * blocks * filters + 2 * (blocks + 1)  # means, inverse, variance, channels; starts
+    covariances = blocks * filters**2 + block**2  # covariances, centered
+    pooled = (live + 1) * group  # by_cell, entries
+    return 4 * (pixels + cells + windows + moments + covariances + pooled)
 
 
 def _fill_tiles(count: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import FeatureMoments, Whitening
@@ -30,6 +30,8 @@ class Head(Component, ABC):
     fits_samples: ClassVar[bool] = False  # whether it is a SampleHead
     # Why the training accuracy may collapse, and the remedy, if a smaller step is not the one
     collapse_advice: ClassVar[str] = ""
+    # Options of a network with this head that `NetworkSpec.auto` sets
+    automatic_options: ClassVar[Mapping[str, Any]] = {}
     ridge: float
     target: float
 

@@ -24,6 +24,7 @@ from rescnet_dist.model.components import Component, FeatureExtractor
 from rescnet_dist.model.features.second_order import SecondOrder
 from rescnet_dist.model.head import Head
 from rescnet_dist.model.heads.classify import Classify
+from rescnet_dist.model.registry import HEADS
 from rescnet_dist.model.view import View
 from rescnet_dist.model.views.image import Image
 from rescnet_dist.options import Option, option
@@ -135,8 +136,10 @@ class NetworkSpec(Spec):
     head: Head = option(
         Classify(),
         help="what a layer is fitted to and adds to the scores",
-        doc="What a layer is fitted to, and what it adds to the scores: `classify` the sign of the "
-        "largest error (the paper), or `regress` all errors.",
+        doc="What a layer is fitted to, and what it adds to the scores: `classify` the class and "
+        "sign of the largest error (the paper), `regress` all errors. `classify-leave-one-out`, "
+        "`leave-one-out` and `kernel-ridge` are fitted to the errors that images would have "
+        "without training on them.",
         old_name="residual",
         group="Head",
     )
@@ -429,8 +432,8 @@ class NetworkSpec(Spec):
             Number of classes. The rule does not depend on it so far.
         **changes
             Options to set to other values, flat and nested names included. With
-            `head="classify"` or `"classify-leave-one-out"`, the other settings are chosen for
-            that head.
+            `head="classify"` or `"classify-leave-one-out"`, the other settings are chosen for that
+            head.
 
         Returns
         -------
@@ -450,7 +453,11 @@ class NetworkSpec(Spec):
         """
         head = changes.get("head")
         name = head.get("name") if isinstance(head, Mapping) else getattr(head, "name", head)
-        return cls(**automatic_options(image_shape, images, name)).set_params(**changes)
+        options = automatic_options(image_shape, images)
+        own = HEADS.get(name).automatic_options if name in HEADS.names() else {}
+        if own:
+            options |= {"head": name, **own}
+        return cls(**options).set_params(**changes)
 
     @classmethod
     def from_toml(cls, source: str | Path) -> NetworkSpec:

@@ -627,22 +627,26 @@ def test_page_shows_the_shares_of_the_leverage() -> None:
     assert f"{record['gpu_seconds']} s of one H200" in " ".join(text.split())
 
 
-def test_page_shows_the_trials_of_the_papers_mode() -> None:
+def test_page_shows_the_trials_of_the_papers_head() -> None:
     """Each row of the table has the numbers of a recorded trial, in the same order."""
     record = json.loads((SCRIPT.parent / "trials/classify-left-out.json").read_text())
-    section = TRIALS_PAGE.read_text().partition("## The paper's mode")[2].partition("\n## ")[0]
+    section = TRIALS_PAGE.read_text().partition("## The paper's head")[2].partition("\n## ")[0]
     rows = [re.split(r" *\| *", line.strip("|* ")) for line in section.splitlines()]
-    shown = [[cell.replace("*", "").strip() for cell in row[2:]] for row in rows if len(row) == 7]
+    shown = [[cell.replace("*", "").strip() for cell in row] for row in rows if len(row) == 7]
     base, expected = record["base"], []
     for trial in record["trials"]:
         settings, curve = base | trial["changes"], trial["validation"]
         assert trial["best"] == max(curve) == curve[trial["best_layer"] - 1]
+        ridge = f", ridge {settings['ridge']:g}" if settings["ridge"] != base["ridge"] else ""
+        file = read_toml(SCRIPT.parent / f"{trial['settings']}.toml")
+        head = trial["changes"].get("head", file["network"]["head"])
         expected.append(
-            [f"{settings[name]:g}" for name in ("learning_rate", "sigma")]
+            [f"`{trial['settings']}`{ridge}", "yes" if head == "classify-leave-one-out" else "no"]
+            + [f"{settings[name]:g}" for name in ("learning_rate", "sigma")]
             + [f"{curve[0]:.2f}", f"{curve[9]:.2f}", f"{trial['best']:.2f}, {trial['best_layer']}"]
         )
     assert shown[2:] == expected
-    assert f"{record['gpu_seconds']} s of one H200" in section
+    assert f"{record['gpu_seconds']} s of layers on one H200" in section
 
 
 def test_page_shows_the_screening() -> None:

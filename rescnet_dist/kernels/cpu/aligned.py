@@ -1,4 +1,4 @@
-"""Arrays that begin where a vector of the processor may; Numba compiles the function, too."""
+"""Arrays that begin where a vector of the processor may. The function is also compiled by Numba."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """BLAS and LAPACK routines that release the GIL, and the sum of scatter matrices in place.
 
 SciPy's own wrappers hold the GIL, so that the threads of a worker would take turns. They are used
-only if SciPy does not give access to its routines. Scatter matrices then have the same bits, but
-Cholesky factors of more than 128 features, and solutions, are not computed in the same blocks and
-have other last digits.
+only if SciPy does not give access to its routines. Scatter matrices then have the same bits.
+Cholesky factors of more than 128 features, and solutions, are computed in other blocks and differ
+in the last digits.
 """
 
 from __future__ import annotations

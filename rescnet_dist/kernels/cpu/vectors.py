@@ -53,7 +53,7 @@ def get_data(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
 
 
 def load_vector(builder: Any, pointer: Any, element: Any) -> Any:
-    """Return the vector of floats of the LLVM type `element` from a pointer to the first on."""
+    """Return the vector at a pointer to its first float, of the LLVM type `element`."""
     vector = ir.VectorType(element, LANES)
     loaded = builder.load(builder.bitcast(pointer, vector.as_pointer()))
     loaded.align = _count_bytes(element)
@@ -85,5 +85,5 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def _count_bytes(element: Any) -> int:
-    """Return the bytes of a float of an LLVM type, the only alignment that vectors have."""
+    """Return the bytes of a float, which is the only alignment that loads and stores may assume."""
     return 4 if isinstance(element, ir.FloatType) else 8

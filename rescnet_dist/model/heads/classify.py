@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -37,6 +37,8 @@ class Classify(LinearHead):
         'The head "classify" is unstable with few images per class, a large learning_rate or a '
         'sigma that does not fit the ridge. Train with head="regress" (--head regress).'
     )
+    # The small scale and steps that keep it from collapsing on small data
+    automatic_options: ClassVar[Mapping[str, Any]] = {"sigma": 2.0, "learning_rate": 0.2}
 
     ridge: float = option(
         1.0,

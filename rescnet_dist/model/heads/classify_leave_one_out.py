@@ -38,6 +38,9 @@ class ClassifyLeaveOneOut(LeavesImagesOut, Classify):
     The score of a discriminant is a linear function of a ridge regression of the class, so that an
     image is left out of both in the same way, and its copies with it. Slope and offset of that
     function, and the shares of the classes, stay those of all images.
+
+    Leaving an image out with its copies is exact only if they have the same residual class and are
+    predicted alike. From layer 2 on, a copy can have another class and sign than its original.
     """
 
     name: ClassVar[str] = "classify-leave-one-out"
@@ -85,12 +88,12 @@ class ClassifyLeaveOneOut(LeavesImagesOut, Classify):
     ) -> Array:
         """Return the correction (n, C) without the image; see `Head.training_correction`."""
         slope, offset = (asarray_like(arrays[name], features) for name in ("slope", "offset"))
+        # Again, as `correction` has probabilities, which do not determine the outputs
         outputs = linear_outputs(arrays, features)
-        members = self.targets(scores, labels, first=False).reshape(outputs.shape)
-        n = len(features)
+        members = self.targets(scores, labels, first=False)
         left_out = leave_one_out(
-            (slope * outputs + offset).reshape(n, -1),
-            members.reshape(n, -1),
+            (slope * outputs + offset).reshape(members.shape),
+            members,
             predict_signs(arrays, features),
             signs,
             self.leverage_share,
