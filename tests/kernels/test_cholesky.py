@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from rescnet_dist.kernels.cpu import cholesky as blocks
 from rescnet_dist.kernels.cpu.cholesky import cholesky, solve_factored
-from rescnet_dist.kernels.cpu.solve import multiply_symmetric
+from rescnet_dist.kernels.cpu.parallel import count_blas_threads
+from rescnet_dist.kernels.cpu.solve import factor_scaled, multiply_symmetric
 from rescnet_dist.reduce import blas_threads
 
-SIDES = (1, 2, 127, 128, 129, 255, 257, 511, 513, 1153)  # around multiples of blocks
+SIDES = (1, 2, 127, 128, 129, 255, 257, 511, 513, 1153)  # around multiples of blocks and panels
 UNUSED = 7.5  # what strict upper triangles are filled with
 
 
@@ -52,20 +53,24 @@ def test_factor_and_solutions_equal_numpy(side: int, dtype: str, tolerance: floa
 
 
 @given(
-    side=st.integers(1, 40),
+    side=st.integers(1, 60),
     block=st.integers(1, 12),
-    blocks_per_update=st.integers(1, 4),
-    extra=st.integers(0, 5),
+    least=st.integers(1, 30),
+    most=st.integers(1, 60),
+    panels=st.integers(1, 5),
 )
-@settings(max_examples=60, deadline=None)
-def test_any_blocks_give_the_same_factor(side, block, blocks_per_update, extra):
-    """Blocks need not divide the columns whose products are subtracted at once."""
+@settings(max_examples=80, deadline=None)
+def test_any_blocks_give_the_same_factor(side, block, least, most, panels):
+    """Blocks need not divide the panels whose products are subtracted at once, nor these D."""
     expected = np.linalg.cholesky(mirror(make_matrix(side)))
     factor, columns = make_matrix(side), np.arange(2.0 * side).reshape(side, 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "BLOCK_COLUMNS", block)
-        patch.setattr(blocks, "UPDATE_COLUMNS", block * blocks_per_update + extra)
+        patch.setattr(blocks, "MIN_PANEL_COLUMNS", least)
+        patch.setattr(blocks, "MAX_PANEL_COLUMNS", max(least, most))
+        patch.setattr(blocks, "MATRIX_PANELS", panels)
         patch.setattr(blocks, "SOLVE_COLUMNS", block)
+        patch.setattr(blocks, "SOLVE_ROWS", least)
         cholesky(factor)
         found = solve_factored(factor, columns)
     np.testing.assert_allclose(np.tril(factor), expected, atol=1e-12)
@@ -107,12 +112,34 @@ def test_factor_and_solutions_have_the_same_bits_again(threads: int) -> None:
 @pytest.mark.parametrize("side", [1, 127, 129, 640, 1153])
 @pytest.mark.parametrize("count", [1, 10])
 def test_product_of_lower_triangle_is_that_of_symmetric_matrix(side: int, count: int) -> None:
-    """It is in double precision, and the upper triangle is not read."""
+    """It is in double precision, the upper triangle is not read, and threads change no bit."""
     lower = make_matrix(side, "f4")
     x = np.random.default_rng(0).normal(size=(side, count))
     expected = mirror(lower) @ x
     found = multiply_symmetric(lower, x)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * side)
+    for threads in (2, 3):
+        np.testing.assert_array_equal(multiply_symmetric(lower, x, threads), found)
+
+
+def test_threads_scale_the_same_factor() -> None:
+    """Its bits do not depend on their number."""
+    scatter, root = make_matrix(700, "f4"), np.random.default_rng(0).uniform(0.5, 2, 700)
+    diagonal = np.full(700, 5.0)
+    one, three = (
+        factor_scaled(scatter, root, diagonal, np.dtype(np.float32), threads) for threads in (1, 3)
+    )
+    np.testing.assert_array_equal(one, three)
+    expected = mirror(scatter) * np.outer(root, root)
+    expected[np.diag_indices(700)] = diagonal
+    np.testing.assert_allclose(np.tril(one) @ np.tril(one).T, expected, rtol=0, atol=1e-5)
+
+
+def test_threads_of_blas_are_known() -> None:
+    """Factorizations use as many."""
+    for threads in (1, 2):
+        with blas_threads(threads):
+            assert count_blas_threads() == threads
 
 
 def test_array_in_rows_is_rejected() -> None:

@@ -15,11 +15,14 @@ import scipy
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.blas import C_TYPES, call_routine, check_array, load_routine
 
-UPDATE_COLUMNS = 512  # whose products are subtracted from all columns after them at once
+# Columns whose products are subtracted from all columns after them at once: a part of all columns
+MIN_PANEL_COLUMNS, MAX_PANEL_COLUMNS, MATRIX_PANELS = 256, 1024, 16
 # Of blocks on the diagonal. OpenBLAS factorizes and inverts them on one thread; for larger ones
 # threads wait for each other, which takes long on cores that others use, too.
 BLOCK_COLUMNS = 128
-SOLVE_COLUMNS = 256  # of the factor, that are processed at a time
+# Of parts of the factor, for the cache. OpenBLAS multiplies larger ones with a few columns in
+# threads, which takes up to ten times as long.
+SOLVE_ROWS, SOLVE_COLUMNS = 1024, 64
 ARGUMENT_COUNTS = {"gemm": 13, "potrf": 5, "syrk": 10, "trmm": 11, "trsm": 11, "trtri": 6}
 
 
@@ -30,53 +33,72 @@ def cholesky(matrix: Array) -> None:
     positive definite.
     """
     check_array(matrix, order="F")
-    if _has_routines(matrix):
-        for start in range(0, len(matrix), UPDATE_COLUMNS):
-            _factor_columns(matrix, start, min(start + UPDATE_COLUMNS, len(matrix)))
-    elif matrix.size:
-        potrf = getattr(scipy.linalg.lapack, f"{_prefix(matrix)}potrf")
-        _check_minor(potrf(matrix, lower=1, clean=0, overwrite_a=1)[1])
-
-
-def _factor_columns(matrix: Array, start: int, stop: int) -> None:
-    """Compute columns start to stop of the factor, and subtract their products from those after.
-
-    Products of all columns before `start` have been subtracted.
-    """
     side = len(matrix)
-    for i in range(start, stop, BLOCK_COLUMNS):
-        j, known = min(i + BLOCK_COLUMNS, stop), i - start
-        own, own_factor = matrix[i:j, i:j], matrix[i:j, start:i]
-        below, below_factor = matrix[j:, i:j], matrix[j:, start:i]
-        if known:
-            _call("syrk", "L", "N", j - i, known, -1.0, own_factor, 1.0, own)
-        if known and j < side:
-            shape = side - j, j - i, known
-            _call("gemm", "N", "T", *shape, -1.0, below_factor, own_factor, 1.0, below)
-        _factor_block(own, below, i)
-    if stop < side:
-        factor, rest = matrix[stop:, start:stop], matrix[stop:, stop:]
-        _call("syrk", "L", "N", side - stop, stop - start, -1.0, factor, 1.0, rest)
+    if not _has_routines(matrix):
+        if side:
+            potrf = getattr(scipy.linalg.lapack, f"{_prefix(matrix)}potrf")
+            _check_minor(potrf(matrix, lower=1, clean=0, overwrite_a=1)[1])
+        return
+    width = _choose_panel(side)
+    for start in range(0, side, width):
+        stop = min(start + width, side)
+        own, below, rest = matrix[start:stop, start:stop], matrix[stop:, start:stop], matrix[stop:]
+        _factor_square(own, start)
+        if len(below):
+            inverse = own.copy(order="F")
+            _invert_factor(inverse)
+            _multiply_inverse(inverse, below)
+            shape = side - stop, stop - start
+            _call("syrk", "L", "N", *shape, -1.0, below, 1.0, rest[:, stop:])
 
 
-def _factor_block(own: Array, below: Array, start: int) -> None:
-    """Replace own (b, b) by its factor L, the rows below it (m, b) by below · L⁻ᵀ.
+def _choose_panel(side: int) -> int:
+    """Return the columns of a panel of a matrix (D, D): whole blocks, but for the limits."""
+    width = side // MATRIX_PANELS // BLOCK_COLUMNS * BLOCK_COLUMNS
+    return max(MIN_PANEL_COLUMNS, min(width, MAX_PANEL_COLUMNS))
 
-    `start` is the number of the first column.
-    """
-    width, info = len(own), ctypes.c_int(0)
-    _call("potrf", "L", width, own, info)
-    _check_minor(start + info.value if info.value else 0)
-    if len(below):
-        inverse = own.copy(order="F")
-        _call("trtri", "L", "N", width, inverse, info)
-        _call("trmm", "R", "L", "T", "N", len(below), width, 1.0, inverse, below)
+
+def _factor_square(own: Array, start: int) -> None:
+    """Replace a block (b, b) on the diagonal by its factor, from whose column on `start` counts."""
+    side, info = len(own), ctypes.c_int(0)
+    for i in range(0, side, BLOCK_COLUMNS):
+        j = min(i + BLOCK_COLUMNS, side)
+        block, below, known = own[i:j, i:j], own[j:, i:j], own[i:j, :i]
+        if i:
+            _call("syrk", "L", "N", j - i, i, -1.0, known, 1.0, block)
+        if i and j < side:
+            _call("gemm", "N", "T", side - j, j - i, i, -1.0, own[j:, :i], known, 1.0, below)
+        _call("potrf", "L", j - i, block, info)
+        _check_minor(start + i + info.value if info.value else 0)
+        if j < side:
+            inverse = block.copy(order="F")
+            _invert_factor(inverse)
+            _multiply_inverse(inverse, below)
+
+
+def _invert_factor(factor: Array) -> None:
+    """Replace a lower triangular factor (b, b) by its inverse."""
+    side = len(factor)
+    if side <= BLOCK_COLUMNS:
+        _call("trtri", "L", "N", side, factor, ctypes.c_int(0))
+        return
+    half = side // 2
+    top, below, rest = factor[:half, :half], factor[half:, :half], factor[half:, half:]
+    _invert_factor(top)
+    _invert_factor(rest)
+    _call("trmm", "R", "L", "N", "N", side - half, half, 1.0, top, below)
+    _call("trmm", "L", "L", "N", "N", side - half, half, -1.0, rest, below)
+
+
+def _multiply_inverse(inverse: Array, rows: Array) -> None:
+    """Replace rows (m, b) by rows · L⁻ᵀ, with the inverse of a factor L (b, b)."""
+    _call("trmm", "R", "L", "T", "N", *rows.shape, 1.0, inverse, rows)
 
 
 def solve_factored(factor: Array, columns: Array) -> Array:
     """Solve for columns (D, K) in the precision of the factor (D, D), single or double."""
     check_array(factor, order="F")
-    x = np.array(columns, factor.dtype, order="F")
+    x = np.array(columns, factor.dtype, order="C")
     if not x.size:
         return x
     if not _has_routines(factor):
@@ -84,16 +106,21 @@ def solve_factored(factor: Array, columns: Array) -> Array:
         return np.asarray(potrs(factor, x, lower=1)[0])
     side, targets = x.shape
     blocks = [(i, min(i + SOLVE_COLUMNS, side)) for i in range(0, side, SOLVE_COLUMNS)]
+
+    def solve_block(i: int, j: int, transposed: str) -> None:
+        # x and its rows in Fortran order are their transposes
+        _call("trsm", "R", "L", transposed, "N", targets, j - i, 1.0, factor[i:j, i:j], x[i:j].T)
+
     for i, j in blocks:
-        own, below = factor[i:j, i:j], factor[j:, i:j]
-        _call("trsm", "L", "L", "N", "N", j - i, targets, 1.0, own, x[i:j])
-        if j < side:
-            _call("gemm", "N", "N", side - j, targets, j - i, -1.0, below, x[i:j], 1.0, x[j:])
+        solve_block(i, j, "T")
+        for start in range(j, side, SOLVE_ROWS):
+            rows = slice(start, start + SOLVE_ROWS)
+            x[rows] -= factor[rows, i:j] @ x[i:j]
     for i, j in reversed(blocks):
-        own, below = factor[i:j, i:j], factor[j:, i:j]
-        if j < side:
-            _call("gemm", "T", "N", j - i, targets, side - j, -1.0, below, x[j:], 1.0, x[i:j])
-        _call("trsm", "L", "L", "T", "N", j - i, targets, 1.0, own, x[i:j])
+        for start in range(j, side, SOLVE_ROWS):
+            rows = slice(start, start + SOLVE_ROWS)
+            x[i:j] -= factor[rows, i:j].T @ x[rows]
+        solve_block(i, j, "N")
     return x
 
 

@@ -7,6 +7,7 @@ import scipy
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.cholesky import cholesky, solve_factored
+from rescnet_dist.kernels.cpu.parallel import count_blas_threads, parts_in_threads
 from rescnet_dist.kernels.solving import (
     MIN_SINGLE_FEATURES,
     PANEL_COLUMNS,
@@ -19,6 +20,7 @@ from rescnet_dist.kernels.solving import (
 
 # Of parts that are converted to double precision at a time: 512 KiB, for the cache
 PART_ROWS, PART_COLUMNS = 512, 128
+SUMS = 8  # of products with parts, which threads compute; it fixes the order of all sums
 
 
 def whiten(scatter: Array, mean: Array, count: float, ridge: float) -> tuple[Array, Solve]:
@@ -65,12 +67,13 @@ def _factor_single(scatter: Array, mean: Array, count: float, ridge: float) -> t
     shift = ridge * float((variance * scale**2).mean())
     live = scale > 0
     diagonal = np.where(live, variance * scale**2 + shift, 1)
-    factor = factor_scaled(scatter, scale / np.sqrt(count), diagonal, np.dtype(np.float32))
+    threads = count_blas_threads()
+    factor = factor_scaled(scatter, scale / np.sqrt(count), diagonal, np.dtype(np.float32), threads)
     check_pivots(np.diagonal(factor), float(np.finfo(np.float32).eps), len(scale), count, ridge)
 
     def multiply(x: Array) -> Array:
         """Multiply the ridged covariance of standardized features with x (D, K)."""
-        result = multiply_symmetric(scatter, scale[:, None] * x)
+        result = multiply_symmetric(scatter, scale[:, None] * x, threads)
         result *= scale[:, None] / count
         return result + np.where(live, shift, 1)[:, None] * x
 
@@ -89,40 +92,52 @@ def _factor_single(scatter: Array, mean: Array, count: float, ridge: float) -> t
 
 
 def factor_scaled(
-    scatter: Array, root: Array, diagonal: Array, dtype: np.dtype[np.floating]
+    scatter: Array, root: Array, diagonal: Array, dtype: np.dtype[np.floating], threads: int = 1
 ) -> Array:
     """Return the lower Cholesky factor of scatter·root·rootᵀ with the given diagonal (D,).
 
-    The factor (D, D) is in Fortran order; the upper triangles are never touched.
+    The factor (D, D) is in Fortran order; the upper triangles are never touched. So many threads
+    scale the scatter.
     """
     factor = np.zeros(scatter.shape, dtype, order="F")
     root = root.astype(dtype)
-    for start in range(0, len(root), PANEL_COLUMNS):
+
+    def scale(start: int) -> None:
         columns = slice(start, start + PANEL_COLUMNS)
         np.multiply(scatter[start:, columns], root[start:, None], out=factor[start:, columns])
         factor[start:, columns] *= root[columns]
+
+    with parts_in_threads(threads) as map_parts:
+        list(map_parts(scale, range(0, len(root), PANEL_COLUMNS)))
     np.einsum("ii->i", factor)[...] = diagonal
     cholesky(factor)
     return factor
 
 
-def multiply_symmetric(lower: Array, x: Array) -> Array:
+def multiply_symmetric(lower: Array, x: Array, threads: int = 1) -> Array:
     """Return S x (D, K) in float64, for a symmetric S given by its lower triangle (D, D).
 
-    Parts of S that fit into the cache are converted, and multiplied from both sides.
+    Parts of S that fit into the cache are converted, and multiplied from both sides, in so many
+    threads, to the same bits for any number.
     """
     side = len(lower)
-    result = np.zeros_like(x)
-    memory = np.empty(PART_ROWS * PART_COLUMNS)
-    for start in range(0, side, PART_COLUMNS):
-        stop = min(start + PART_COLUMNS, side)
-        corner = np.tril(lower[start:stop, start:stop].astype(np.float64))
-        result[start:stop] += corner @ x[start:stop] + np.tril(corner, -1).T @ x[start:stop]
-        for top in range(stop, side, PART_ROWS):
-            rows = slice(top, min(top + PART_ROWS, side))
-            shape = rows.stop - top, stop - start
-            part = memory[: shape[0] * shape[1]].reshape(shape, order="F")
-            part[...] = lower[rows, start:stop]
-            result[rows] += part @ x[start:stop]
-            result[start:stop] += part.T @ x[rows]
-    return result
+    starts = range(0, side, PART_COLUMNS)
+
+    def multiply(first: int) -> Array:
+        """Return the sum of the products with every `SUMS`th panel, from one of the first on."""
+        result, memory = np.zeros_like(x), np.empty(PART_ROWS * PART_COLUMNS)
+        for start in starts[first::SUMS]:
+            stop = min(start + PART_COLUMNS, side)
+            corner = np.tril(lower[start:stop, start:stop].astype(np.float64))
+            result[start:stop] += corner @ x[start:stop] + np.tril(corner, -1).T @ x[start:stop]
+            for top in range(stop, side, PART_ROWS):
+                rows = slice(top, min(top + PART_ROWS, side))
+                shape = rows.stop - top, stop - start
+                part = memory[: shape[0] * shape[1]].reshape(shape, order="F")
+                part[...] = lower[rows, start:stop]
+                result[rows] += part @ x[start:stop]
+                result[start:stop] += part.T @ x[rows]
+        return result
+
+    with parts_in_threads(threads) as map_parts:
+        return np.asarray(sum(map_parts(multiply, range(SUMS)), np.zeros_like(x)))
