@@ -39,11 +39,11 @@ from rescnet_dist.kernels import (
     pca_filters,
     second_order_features,
 )
+from rescnet_dist.kernels.cpu.threads import blas_threads
 from rescnet_dist.kernels.discriminant import Whitening
 from rescnet_dist.model import Architecture, LayerStatistics
 from rescnet_dist.planning import Problem
 from rescnet_dist.planning.speed import random_layer
-from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import NetworkSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -13,12 +13,12 @@ from rescnet_dist.bench.timing import Result
 from rescnet_dist.cluster import Workers, available_cores
 from rescnet_dist.data import training_set
 from rescnet_dist.kernels import LayerInput
+from rescnet_dist.kernels.cpu.threads import blas_threads
 from rescnet_dist.lifecycle import begin_or_resume, check_run
 from rescnet_dist.model import fit_bank, fit_head, layer_pixels
 from rescnet_dist.planning import Problem, make_plan
 from rescnet_dist.planning.division import Division, divide_cores
 from rescnet_dist.planning.speed import random_layer
-from rescnet_dist.reduce import blas_threads
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import NetworkSpec, RunSpec
 

@@ -15,7 +15,7 @@ import numpy as np
 from rescnet_dist._compat import load_glibc
 from rescnet_dist.cluster import available_cores
 from rescnet_dist.cluster.load import MAX_OTHER_SHARE
-from rescnet_dist.reduce import blas_threads
+from rescnet_dist.kernels.cpu.threads import blas_threads
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")

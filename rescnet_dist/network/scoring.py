@@ -14,6 +14,7 @@ import numpy as np
 
 from rescnet_dist.errors import DataError
 from rescnet_dist.kernels import Augmentation, Backend, augment_images
+from rescnet_dist.kernels.cpu.threads import blas_threads
 from rescnet_dist.model import (
     Architecture,
     ImageScale,
@@ -28,7 +29,6 @@ from rescnet_dist.model.forward import add_corrections, check_sample_count, comp
 from rescnet_dist.model.head import SampleHead
 from rescnet_dist.network.layer_cache import CachedLayers, LayerCache
 from rescnet_dist.network.training_images import TrainingImages
-from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import AugmentSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -17,6 +17,7 @@ from rescnet_dist.cluster.workers import Workers
 from rescnet_dist.kernels import FeatureMoments, Whitening
 from rescnet_dist.kernels.cpu.blas import add_scatter
 from rescnet_dist.kernels.cpu.cholesky import cholesky
+from rescnet_dist.kernels.cpu.threads import blas_threads
 from rescnet_dist.model import (
     Architecture,
     Bank,
@@ -28,7 +29,6 @@ from rescnet_dist.model import (
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.requirements import Problem, accumulator_bytes
 from rescnet_dist.planning.tree import MERGE_BYTES_PER_SECOND
-from rescnet_dist.reduce import blas_threads
 from rescnet_dist.spec import NetworkSpec
 from rescnet_dist.store import Location, read_region, write_region
 

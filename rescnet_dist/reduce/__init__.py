@@ -9,11 +9,9 @@ if TYPE_CHECKING:
     from rescnet_dist.reduce.layer import DescribedLayer
     from rescnet_dist.reduce.levels import count_levels
     from rescnet_dist.reduce.memory import trim_memory
-    from rescnet_dist.reduce.threads import blas_threads
 
 __all__ = [
     "DescribedLayer",
-    "blas_threads",
     "count_levels",
     "fold_graph",
     "fold_name",
@@ -29,6 +27,5 @@ __getattr__, __dir__ = attach(
         "layer": ("DescribedLayer",),
         "levels": ("count_levels",),
         "memory": ("trim_memory",),
-        "threads": ("blas_threads",),
     },
 )

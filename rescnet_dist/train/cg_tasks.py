@@ -25,9 +25,9 @@ from rescnet_dist.kernels import (
     Whitening,
     record_columns,
 )
+from rescnet_dist.kernels.cpu.threads import blas_threads
 from rescnet_dist.model import Tally, fit_bank, fit_head
 from rescnet_dist.planning.plan import Group
-from rescnet_dist.reduce import blas_threads
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import Checksums, checksum, read_block, write_block
 from rescnet_dist.train import object_cache

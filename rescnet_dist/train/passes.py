@@ -21,6 +21,7 @@ from rescnet_dist.kernels import (
     LayerInput,
     to_host,
 )
+from rescnet_dist.kernels.cpu.threads import blas_threads
 from rescnet_dist.kernels.samples import FeatureSamples
 from rescnet_dist.model import (
     Bank,
@@ -41,7 +42,6 @@ from rescnet_dist.model import (
 )
 from rescnet_dist.model.view import PixelRange
 from rescnet_dist.planning.plan import Group
-from rescnet_dist.reduce import blas_threads
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import (
     Checksums,

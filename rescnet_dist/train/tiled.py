@@ -20,9 +20,9 @@ from rescnet_dist.kernels import (
     factor_tile,
     tiled_whitening,
 )
+from rescnet_dist.kernels.cpu.threads import blas_threads
 from rescnet_dist.model import Tally, fit_bank, fit_head
 from rescnet_dist.planning.plan import Group
-from rescnet_dist.reduce import blas_threads
 from rescnet_dist.store import Checksums, checksum, read_block, write_block
 from rescnet_dist.train.chunks import Reader, feature_path
 from rescnet_dist.train.grown import WORK_PREFIX

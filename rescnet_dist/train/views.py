@@ -8,9 +8,9 @@ from typing import Any
 
 from rescnet_dist.data import check_finite
 from rescnet_dist.kernels import to_host
+from rescnet_dist.kernels.cpu.threads import blas_threads
 from rescnet_dist.model.view import View, ViewArrays
 from rescnet_dist.planning.plan import Group
-from rescnet_dist.reduce import blas_threads
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import write_views
 from rescnet_dist.train.chunk_cache import ChunkCache

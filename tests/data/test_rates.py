@@ -26,7 +26,7 @@ from rescnet_dist import open_dataset
 from rescnet_dist.cluster import available_cores
 from rescnet_dist.data.importing import import_dataset
 from rescnet_dist.kernels import Augmentation, augment_images
-from rescnet_dist.reduce import blas_threads
+from rescnet_dist.kernels.cpu.threads import blas_threads
 
 pytestmark = pytest.mark.slow
 MIN_IMPORT_FRACTION = 0.75  # of the rate of plain loops on all cores

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from rescnet_dist.kernels.cpu import cholesky as blocks
 from rescnet_dist.kernels.cpu.cholesky import cholesky, solve_factored
-from rescnet_dist.kernels.cpu.parallel import count_blas_threads
 from rescnet_dist.kernels.cpu.solve import factor_scaled, multiply_symmetric
-from rescnet_dist.reduce import blas_threads
+from rescnet_dist.kernels.cpu.threads import blas_threads
 
 SIDES = (1, 2, 127, 128, 129, 255, 257, 511, 513, 1153)  # around multiples of blocks and panels
 UNUSED = 7.5  # what strict upper triangles are filled with
@@ -133,13 +132,6 @@ def test_threads_scale_the_same_factor() -> None:
     expected = mirror(scatter) * np.outer(root, root)
     expected[np.diag_indices(700)] = diagonal
     np.testing.assert_allclose(np.tril(one) @ np.tril(one).T, expected, rtol=0, atol=1e-5)
-
-
-def test_threads_of_blas_are_known() -> None:
-    """Factorizations use as many."""
-    for threads in (1, 2):
-        with blas_threads(threads):
-            assert count_blas_threads() == threads
 
 
 def test_array_in_rows_is_rejected() -> None:

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import ThreadpoolController
 
-from rescnet_dist.reduce import blas_threads, fold, fold_graph, split_graph
+from rescnet_dist.kernels.cpu.threads import blas_threads
+from rescnet_dist.reduce import fold, fold_graph, split_graph
 
 TIMEOUT_SECONDS = 10.0  # no wait takes that long unless something hangs
 

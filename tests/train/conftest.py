@@ -19,7 +19,7 @@ from training_cases import (
 )
 
 from rescnet_dist.events import Event, Listener, PassDone
-from rescnet_dist.reduce import blas_threads
+from rescnet_dist.kernels.cpu.threads import blas_threads
 
 
 @pytest.fixture(scope="session")

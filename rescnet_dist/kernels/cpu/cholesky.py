@@ -20,9 +20,7 @@ MIN_PANEL_COLUMNS, MAX_PANEL_COLUMNS, MATRIX_PANELS = 256, 1024, 16
 # Of blocks on the diagonal. OpenBLAS factorizes and inverts them on one thread; for larger ones
 # threads wait for each other, which takes long on cores that others use, too.
 BLOCK_COLUMNS = 128
-# Of parts of the factor, for the cache. OpenBLAS multiplies larger ones with a few columns in
-# threads, which takes up to ten times as long.
-SOLVE_ROWS, SOLVE_COLUMNS = 1024, 64
+SOLVE_ROWS, SOLVE_COLUMNS = 512, 128  # of parts of the factor, for the cache
 ARGUMENT_COUNTS = {"gemm": 13, "potrf": 5, "syrk": 10, "trmm": 11, "trsm": 11, "trtri": 6}
 
 
@@ -96,7 +94,10 @@ def _multiply_inverse(inverse: Array, rows: Array) -> None:
 
 
 def solve_factored(factor: Array, columns: Array) -> Array:
-    """Solve for columns (D, K) in the precision of the factor (D, D), single or double."""
+    """Solve for columns (D, K) in the precision of the factor (D, D), single or double.
+
+    Products are small: BLAS should have one thread.
+    """
     check_array(factor, order="F")
     x = np.array(columns, factor.dtype, order="C")
     if not x.size:

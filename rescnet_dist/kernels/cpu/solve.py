@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import scipy
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.cholesky import cholesky, solve_factored
-from rescnet_dist.kernels.cpu.parallel import count_blas_threads, parts_in_threads
+from rescnet_dist.kernels.cpu.threads import (
+    count_blas_threads,
+    one_blas_thread,
+    parts_in_threads,
+)
 from rescnet_dist.kernels.solving import (
     MIN_SINGLE_FEATURES,
     PANEL_COLUMNS,
@@ -67,24 +73,22 @@ def _factor_single(scatter: Array, mean: Array, count: float, ridge: float) -> t
     shift = ridge * float((variance * scale**2).mean())
     live = scale > 0
     diagonal = np.where(live, variance * scale**2 + shift, 1)
-    threads = count_blas_threads()
-    factor = factor_scaled(scatter, scale / np.sqrt(count), diagonal, np.dtype(np.float32), threads)
+    root, threads = scale / np.sqrt(count), count_blas_threads()
+    factor = factor_scaled(scatter, root, diagonal, np.dtype(np.float32), threads)
     check_pivots(np.diagonal(factor), float(np.finfo(np.float32).eps), len(scale), count, ridge)
 
-    def multiply(x: Array) -> Array:
+    def multiply(x: Array, threads: int) -> Array:
         """Multiply the ridged covariance of standardized features with x (D, K)."""
         result = multiply_symmetric(scatter, scale[:, None] * x, threads)
         result *= scale[:, None] / count
         return result + np.where(live, shift, 1)[:, None] * x
 
-    def solve_single(x: Array) -> Array:
-        """Solve for x (D, K) in single precision."""
-        return solve_factored(factor, x)
-
     def solve(columns: Array) -> Array:
         """Solve for columns (D, K), refined to double precision."""
         try:
-            return conjugate_gradients(multiply, solve_single, columns)
+            with one_blas_thread() as threads:
+                multiply_here = partial(multiply, threads=threads)
+                return conjugate_gradients(multiply_here, partial(solve_factored, factor), columns)
         except np.linalg.LinAlgError:  # too close to singular after all
             return _factor_double(scatter, mean, count, ridge)[1](columns)
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from threadpoolctl import threadpool_info
+
+from rescnet_dist.kernels.cpu.threads import blas_threads, count_blas_threads, one_blas_thread
 
 # How many threads the BLAS libraries have in the block, if SciPy is first used there.
 SCRIPT = """
 import sys
 import numpy, scipy
 from threadpoolctl import threadpool_info
-from rescnet_dist.reduce import blas_threads
+from rescnet_dist.kernels.cpu.threads import blas_threads
 assert "scipy.linalg" not in sys.modules
 with blas_threads(3, numpy_only={numpy_only}):
     loaded = "scipy.linalg" in sys.modules
@@ -38,7 +43,7 @@ SHARED_SCRIPT = """
 import threading
 import numpy, scipy
 from threadpoolctl import threadpool_info
-from rescnet_dist.reduce import blas_threads
+from rescnet_dist.kernels.cpu.threads import blas_threads
 
 def count_threads():
     return {part["num_threads"] for part in threadpool_info() if part["user_api"] == "blas"}
@@ -62,3 +67,45 @@ def test_threads_of_a_blas_loaded_by_another_task_are_restored() -> None:
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}  # that of libraries loaded later, too
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.split() == ["3", "True"]
+
+
+def test_threads_of_blas_are_replaced_by_one() -> None:
+    """In the body of a task, in a body of its own, and without any; they are restored."""
+    before = count_blas_threads()
+    with one_blas_thread() as threads:
+        assert (threads, count_blas_threads()) == (before, 1)
+    assert count_blas_threads() == before
+    for count in (1, 3):
+        with blas_threads(count):
+            assert count_blas_threads() == count
+            with one_blas_thread() as threads, one_blas_thread() as inner:
+                assert (threads, inner, find_threads()) == (count, 1, {1})
+            assert count_blas_threads() == count
+            assert find_threads() == {count}
+    assert count_blas_threads() == before
+
+
+def find_threads() -> set[int]:
+    """Return the numbers of threads that the BLAS libraries have."""
+    return {part["num_threads"] for part in threadpool_info() if part["user_api"] == "blas"}
+
+
+def test_tasks_that_replace_their_threads_wait_for_each_other() -> None:
+    """None of them sees another number of threads than its own."""
+    together = threading.Barrier(4)
+
+    def run(count: int) -> list[set[int]]:
+        found = list[set[int]]()
+        together.wait(10)
+        for _ in range(20):
+            with blas_threads(count):
+                found.append(find_threads())
+                with one_blas_thread():
+                    found.append(find_threads())
+                found.append(find_threads())
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        results = [*pool.map(run, (2, 2, 3, 1), timeout=60)]
+    for count, found in zip((2, 2, 3, 1), results, strict=True):
+        assert found == [{count}, {1}, {count}] * 20

@@ -1,0 +1,148 @@
+"""Threads of BLAS, whose number a plan fixes, and threads for parts of an array."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from threadpoolctl import ThreadpoolController
+
+from rescnet_dist._compat import release_openblas_control
+
+
+class _ThreadLimit:
+    """The process-wide limit in force, and the number of tasks that rely on it."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.threads = 0
+        self.users = 0
+        self.controller: ThreadpoolController | None = None  # of the libraries that are limited
+        self.limiters = list[Any]()  # know the numbers of threads before the limit
+
+    def enter(self, count: int) -> None:
+        """Set the limit, as soon as no task relies on another."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.users == 0 or self.threads == count)
+            release_openblas_control()
+            controller = _find_blas(len(sys.modules))
+            limiter = controller.limit(limits=count, user_api="blas")
+            self.threads = count
+            if controller is not self.controller:  # the first task, or a library was loaded since
+                self.controller = controller
+                self.limiters.append(limiter)
+            self.users += 1
+
+    def leave(self) -> None:
+        """Restore the numbers of threads before the limit, if no other task relies on it."""
+        with self.changed:
+            self.users -= 1
+            if self.users == 0:
+                while self.limiters:  # the last one first, as the first one knows no limit
+                    release_openblas_control()
+                    self.limiters.pop().restore_original_limits()
+                self.controller = None
+                release_openblas_control()  # so that any thread can set the next limit
+                self.changed.notify_all()
+
+
+class _Held(threading.local):
+    """The limit that this thread relies on, 0 for none."""
+
+    threads = 0
+
+
+_limit = _ThreadLimit()  # keeps tasks from fighting for the limit, so that any thread may set it
+_held = _Held()
+
+
+@contextmanager
+def blas_threads(count: int, *, numpy_only: bool = False) -> Iterator[None]:
+    """Run the body with exactly `count` BLAS threads.
+
+    BLAS has one setting for the whole process, while tasks may run in several threads of a worker:
+    tasks that need the same count share it, others wait until the last of them has left. So the
+    body must not ask for another number; see `one_blas_thread`.
+
+    SciPy has a BLAS of its own, which cannot be limited before it is loaded. With `numpy_only` it
+    is not loaded, which takes 0.3 s: for bodies that do not call it.
+
+    Parameters
+    ----------
+    count : int
+        Number of threads.
+    numpy_only : bool, default False
+        Whether the body calls NumPy's BLAS only.
+    """
+    if not numpy_only:
+        importlib.import_module("scipy.linalg")
+    _limit.enter(count)
+    before, _held.threads = _held.threads, count
+    try:
+        yield
+    finally:
+        _held.threads = before
+        _limit.leave()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[int]:
+    """Run the body with one BLAS thread; yield the number that it replaces, for `parts_in_threads`.
+
+    NumPy and SciPy have threads of their own each, which wait actively for the next call: small
+    products of both in turns would take ten times as long. The body may be that of `blas_threads`.
+    """
+    count = count_blas_threads()
+    if not _held.threads:
+        with blas_threads(1):
+            yield count
+        return
+    if count == 1:
+        yield count
+        return
+    _limit.leave()
+    _limit.enter(1)
+    _held.threads = 1
+    try:
+        yield count
+    finally:
+        _limit.leave()
+        _limit.enter(count)
+        _held.threads = count
+
+
+def count_blas_threads() -> int:
+    """Return the threads that BLAS may use in this thread."""
+    if _held.threads:
+        return _held.threads
+    libraries = ThreadpoolController().select(user_api="blas").info()
+    return max((int(library["num_threads"]) for library in libraries), default=1)
+
+
+@contextmanager
+def parts_in_threads(threads: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """Yield a function like `map` that calls functions in so many threads, in this one if it is 1.
+
+    Functions must release the GIL.
+    """
+    if threads == 1:
+        yield map
+        return
+    with ThreadPoolExecutor(threads, "rescnet-parts") as pool:
+        yield pool.map
+
+
+@lru_cache(maxsize=1)
+def _find_blas(_loaded_modules: int) -> ThreadpoolController:
+    """Return the controller of all loaded BLAS libraries.
+
+    The search takes time, so it is repeated only when modules, and libraries with them, were
+    loaded since.
+    """
+    return ThreadpoolController()
