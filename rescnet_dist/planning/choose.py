@@ -12,7 +12,12 @@ from rescnet_dist.errors import SpecError, WorkersTooSmallError
 from rescnet_dist.formatting import format_bytes, format_mib
 from rescnet_dist.planning.backend import check_backend, get_backend
 from rescnet_dist.planning.plan import Plan
-from rescnet_dist.planning.requirements import Problem, device_memory, peak_memory
+from rescnet_dist.planning.requirements import (
+    LARGE_ACCUMULATOR_BYTES,
+    Problem,
+    device_memory,
+    peak_memory,
+)
 from rescnet_dist.planning.tier import choose_tier
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
@@ -27,6 +32,9 @@ MIN_FAST_CHUNK_IMAGES = 16  # with fewer, the scatter matrix of the features is 
 GROUPS_PER_SLOT = 4  # so that a worker that dies loses only a quarter of its work
 MIN_UNEVEN_CHUNKS_PER_SLOT = 16  # with fewer, one chunk more for some slots costs too much time
 MIN_CHUNKS_PER_GROUP = 4  # if there are several groups per slot
+# If there are several groups per slot and accumulators are large: to allocate and merge one took as
+# long as the pass took for 170 images, and that hardly depends on the number of features.
+MIN_IMAGES_PER_LARGE_GROUP = 2000
 ADVISED_MEMORY_MARGIN = 1.05  # factor on advised sizes, as idle workers grow a little
 ADVISED_MEMORY_STEP_BYTES = 16 * 2**20  # that advised sizes are rounded up to
 TILE_SIDES = (*range(4096, 0, -256), 128, 64)  # in features, largest first
@@ -137,6 +145,7 @@ def _iter_candidates(
     fast = [size for size in sizes if size >= min(MIN_FAST_CHUNK_IMAGES, sizes[0])]
     has_scatter = not (spec.head.iterative_solver or spec.head.fits_samples)
     features = problem.features(spec) if has_scatter else 0
+    is_large = 4 * features**2 >= LARGE_ACCUMULATOR_BYTES
     sides = [side for side in TILE_SIDES if side < features]
     options: list[tuple[int, int | None]]  # images per chunk and side of the tiles
     if run_spec.tile_features:
@@ -150,7 +159,10 @@ def _iter_candidates(
         for per_slot in (GROUPS_PER_SLOT, 1):
             groups = per_slot * workers.slots
             has_steps = side or spec.head.iterative_solver  # each of them with tasks for all groups
-            if per_slot > 1 and (has_steps or chunks < groups * MIN_CHUNKS_PER_GROUP):
+            too_short = chunks < groups * MIN_CHUNKS_PER_GROUP or (
+                is_large and problem.images < groups * MIN_IMAGES_PER_LARGE_GROUP
+            )
+            if per_slot > 1 and (has_steps or too_short):
                 continue
             yield Plan(
                 images=problem.images,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rescnet_dist.planning.requirements import Problem, accumulator_bytes
+from rescnet_dist.planning.requirements import (
+    LARGE_ACCUMULATOR_BYTES,
+    Problem,
+    accumulator_bytes,
+)
 from rescnet_dist.spec import NetworkSpec
 
 # Accumulators that are large take longer to send from one process to another than to add, so
 # there is one process. Many threads of a process wait for each other in Python code, so there are
 # several processes where accumulators are small. Measured in the guide to performance.
-LARGE_ACCUMULATOR_BYTES = 128 * 2**20
 MAX_THREADS = 4  # of a worker whose accumulators are small
 
 

@@ -30,6 +30,7 @@ SLAB_COPIES = 3  # features and maps of a slab, and their inputs
 EACH_COPIES = 2  # maps and inputs of a slab by channel, for filters on each channel
 FEATURE_COPIES = 3  # as computed, those of training images, centered
 TILE_COPIES = 7  # in float64
+LARGE_ACCUMULATOR_BYTES = 128 * 2**20  # from which on merging them takes long
 FACTOR_ACCUMULATORS = 3  # an accumulator, and its factor in double precision
 MIN_KERNEL_BYTES = 20 * 2**20  # of the buffers of kernels; those of most networks are smaller
 AUGMENT_BYTES = 12 * 2**20  # while augmented copies are made, a slab at a time

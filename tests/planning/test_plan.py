@@ -200,6 +200,28 @@ def test_memory_of_a_plan_is_independent_of_the_number_of_images() -> None:
 
 
 @pytest.mark.parametrize(
+    ("filters", "images", "slots", "accumulators"),
+    [
+        (50, 4_000, 1, 1),  # 17,150 features
+        (50, 8_000, 1, 4),
+        (50, 4_000, 2, 2),
+        (50, 50_000, 16, 16),
+        (50, 128_000, 16, 64),
+        (12, 4_000, 1, 4),  # 924 features, whose accumulators are small
+    ],
+)
+def test_large_accumulators_are_folded_from_many_images(
+    filters: int, images: int, slots: int, accumulators: int
+) -> None:
+    """To allocate and merge them would take a tenth of the pass with 1,000 images each."""
+    spec = NetworkSpec.preset("cifar10").replace(filters=filters, block=16, stride=4)
+    workers = replace(WORKERS, count=slots, slots=slots, memory=None)
+    run_spec = RunSpec(chunk_images=100)
+    plan = make_plan(Problem(images, (32, 32, 3), 10), spec, run_spec, workers)
+    assert plan.accumulators == accumulators
+
+
+@pytest.mark.parametrize(
     ("accumulators", "split_every", "threads", "expected"),
     [(1, 2, 1, 3), (2, 2, 1, 3), (4, 2, 1, 4), (8, 2, 1, 5), (4, 2, 4, 6), (64, 2, 1, 8)],
 )
