@@ -109,3 +109,24 @@ def test_tasks_that_replace_their_threads_wait_for_each_other() -> None:
         results = [*pool.map(run, (2, 2, 3, 1), timeout=60)]
     for count, found in zip((2, 2, 3, 1), results, strict=True):
         assert found == [{count}, {1}, {count}] * 20
+
+
+def test_other_tasks_wait_until_the_first_has_its_threads_again() -> None:
+    """A task with one thread does not begin while another has replaced its threads by one."""
+    order, waits = list[str](), threading.Event()
+
+    def run_other() -> None:
+        waits.set()
+        with blas_threads(1):
+            order.append("other")
+
+    other = threading.Thread(target=run_other)
+    with blas_threads(2):
+        with one_blas_thread():
+            other.start()
+            waits.wait(10)
+            other.join(0.2)
+            order.append("replaced")
+        order.append("restored")
+    other.join(10)
+    assert order == ["replaced", "restored", "other"]

@@ -9,35 +9,49 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from threadpoolctl import ThreadpoolController
 
 from rescnet_dist._compat import release_openblas_control
 
 
-class _ThreadLimit:
+class _Limit(NamedTuple):
+    """A number of BLAS threads, and whether it replaces another for a while."""
+
+    threads: int
+    is_replacement: bool = False
+
+
+class _LimitInForce:
     """The process-wide limit in force, and the number of tasks that rely on it."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.threads = 0
+        self.limit: _Limit | None = None
         self.users = 0
         self.controller: ThreadpoolController | None = None  # of the libraries that are limited
         self.limiters = list[Any]()  # know the numbers of threads before the limit
 
-    def enter(self, count: int) -> None:
-        """Set the limit, as soon as no task relies on another."""
+    def enter(self, limit: _Limit) -> None:
+        """Set a limit, as soon as no task relies on another."""
         with self.changed:
-            self.changed.wait_for(lambda: self.users == 0 or self.threads == count)
-            release_openblas_control()
-            controller = _find_blas(len(sys.modules))
-            limiter = controller.limit(limits=count, user_api="blas")
-            self.threads = count
-            if controller is not self.controller:  # the first task, or a library was loaded since
-                self.controller = controller
-                self.limiters.append(limiter)
+            self.changed.wait_for(lambda: self.users == 0 or self.limit == limit)
+            self._set(limit)
             self.users += 1
+
+    def replace(self, limit: _Limit) -> None:
+        """Set another limit than the one that the caller relies on.
+
+        Tasks that share that one must replace it too, or end, before. Tasks with other limits wait
+        until these tasks have ended.
+        """
+        with self.changed:
+            self.users -= 1
+            self.changed.wait_for(lambda: self.users == 0 or self.limit == limit)
+            self._set(limit)
+            self.users += 1
+            self.changed.notify_all()  # others may wait for the same
 
     def leave(self) -> None:
         """Restore the numbers of threads before the limit, if no other task relies on it."""
@@ -51,6 +65,16 @@ class _ThreadLimit:
                 release_openblas_control()  # so that any thread can set the next limit
                 self.changed.notify_all()
 
+    def _set(self, limit: _Limit) -> None:
+        """Set a limit in all BLAS libraries that are loaded."""
+        release_openblas_control()
+        controller = _find_blas(len(sys.modules))
+        limiter = controller.limit(limits=limit.threads, user_api="blas")
+        self.limit = limit
+        if controller is not self.controller:  # the first task, or a library was loaded since
+            self.controller = controller
+            self.limiters.append(limiter)
+
 
 class _Held(threading.local):
     """The limit that this thread relies on, 0 for none."""
@@ -58,7 +82,7 @@ class _Held(threading.local):
     threads = 0
 
 
-_limit = _ThreadLimit()  # keeps tasks from fighting for the limit, so that any thread may set it
+_in_force = _LimitInForce()  # keeps tasks from fighting for it, so that any thread may set it
 _held = _Held()
 
 
@@ -82,13 +106,13 @@ def blas_threads(count: int, *, numpy_only: bool = False) -> Iterator[None]:
     """
     if not numpy_only:
         importlib.import_module("scipy.linalg")
-    _limit.enter(count)
+    _in_force.enter(_Limit(count))
     before, _held.threads = _held.threads, count
     try:
         yield
     finally:
         _held.threads = before
-        _limit.leave()
+        _in_force.leave()
 
 
 @contextmanager
@@ -106,14 +130,12 @@ def one_blas_thread() -> Iterator[int]:
     if count == 1:
         yield count
         return
-    _limit.leave()
-    _limit.enter(1)
+    _in_force.replace(_Limit(1, is_replacement=True))
     _held.threads = 1
     try:
         yield count
     finally:
-        _limit.leave()
-        _limit.enter(count)
+        _in_force.replace(_Limit(count))
         _held.threads = count
 
 
