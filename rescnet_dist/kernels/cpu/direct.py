@@ -153,8 +153,10 @@ def sum_rectangles(
         for index in range(count):
             down, top, bottom, left, right = rectangles[index]
             skipped = 0 if down else reach  # positions of a window
-            width_used = (2 * reach + 1 - skipped) * channels
-            parts = split_vectors((width_used + LANES - 1) // LANES)
+            # Those that are outside of the image for all pixels are left out.
+            start_used = max(0, reach + 1 - right - skipped) * channels // LANES * LANES
+            end_used = (min(2 * reach + 1, width + reach - left) - skipped) * channels
+            parts = split_vectors((end_used - start_used + LANES - 1) // LANES)
             a_start = top * line + (reach + left) * channels + first_channel
             b_start = (top + down) * line + (left + skipped) * channels
             if bottom - top == 1 or right - left == 1:
@@ -169,7 +171,7 @@ def sum_rectangles(
                     pending[index] += images * length
                     _add_products(
                         padded, a_start + i * image, b_start + i * image, image, step,
-                        images, length, parts, own_rows, sums[index],
+                        images, length, start_used, parts, own_rows, sums[index],
                     )  # fmt: skip
                 continue
             step = max(1, BLOCK_PIXELS // (right - left))
@@ -182,7 +184,7 @@ def sum_rectangles(
                     place = i * image + y * line
                     _add_products(
                         padded, a_start + place, b_start + place, line, channels,
-                        lines, right - left, parts, own_rows, sums[index],
+                        lines, right - left, start_used, parts, own_rows, sums[index],
                     )  # fmt: skip
     for index in range(count):
         _flush(sums[index], totals[index], pending, index)
@@ -197,18 +199,19 @@ def _add_products(
     inner_step: int,
     outer: int,
     inner: int,
+    first: int,
     parts: Array,
     own_rows: Array,
     sums: Array,
 ) -> None:
-    """Add the products of pixels and their windows to sums (c', w').
+    """Add the products of pixels and their windows, from the float `first` on, to sums (c', w').
 
     The first pixel and its window begin at these places of `padded`. parts are the vectors of each
     part of a window that is multiplied at a time.
     """
     flat, span = sums.reshape(sums.size), sums.shape[1]
     for a in range(0, len(sums), TILE_ROWS):
-        x = 0
+        x = first
         for vectors in parts:
             add_tile(
                 padded, pixel + a, own_rows, 0, outer_step, inner_step,
