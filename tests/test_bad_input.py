@@ -428,7 +428,7 @@ SPECS: dict[str, Case] = {
     "unknown option": (
         lambda context: SPEC.replace(filtres=3),
         SpecError,
-        ["NetworkSpec has no option 'filtres'", "Did you mean 'filters'?", "max_layers"],
+        ["NetworkSpec has no option 'filtres'", "Did you mean 'filters'?"],
     ),
     "unknown option of a run": (
         lambda context: RUN.replace(chunk_image=3),

@@ -157,11 +157,16 @@ def _csv(file: IO[bytes], columns: Columns) -> Iterator[Write]:
     with _text(file) as text:
         writer = csv.writer(text)
         names = [f"p({label})" for label in labels] if columns.has_probabilities else []
-        writer.writerow(
-            ["image", *(["file"] if columns.has_files else []), "label", "probability", *names]
-        )
+        file_column = ["file"] if columns.has_files else []
+        header = [["image", *file_column, "label", "probability", *names]]
+
+        def write_header() -> None:
+            """Write the header before the first row, so that there is none if that fails."""
+            writer.writerows(header)
+            header.clear()
 
         def write(found: Predictions) -> None:
+            write_header()
             for row, (number, code) in enumerate(
                 zip(found.numbers.tolist(), found.codes.tolist(), strict=True)
             ):
@@ -178,6 +183,7 @@ def _csv(file: IO[bytes], columns: Columns) -> Iterator[Write]:
                 )
 
         yield write
+        write_header()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -157,6 +158,8 @@ def _describe_unknown_labels(labels: list[Any], classes: list[Any], name: str) -
     """Return the message for labels of which some are not among the classes."""
     found, known = dict.fromkeys(labels), set(classes)
     unknown = [label for label in found if label not in known]
+    with contextlib.suppress(TypeError):  # labels of several types have no order
+        unknown.sort()
     named = f"label {unknown[0]!r}" if len(unknown) == 1 else f"labels {_list_labels(unknown)}"
     text = f"{name} has the {named}, which no training image has. "
     text += f"The classes are {_list_labels(classes)}. "

@@ -15,6 +15,7 @@ SECRET_PATTERNS = (
 )
 
 MAX_VALUE_LENGTH = 200  # of a value in a message
+MAX_LISTED_NAMES = 20  # of options, of which the closest is named
 
 
 def mask_secrets(text: str) -> str:
@@ -61,13 +62,18 @@ def shorten_repr(value: object) -> str:
 def suggest_name(name: str, known: Iterable[str]) -> str:
     """Return sentences for error messages: the closest known name, if any, and all known names.
 
+    If there is a close one, more than MAX_LISTED_NAMES names are left out.
+
     >>> suggest_name("cifar", ["mnist", "cifar10"])
     "Did you mean 'cifar10'? Known: cifar10, mnist."
     """
     names = sorted(known)
     if not names:
         return "There are none."
-    return f"{suggest_closest(name, names)} Known: {', '.join(names)}.".lstrip()
+    closest = suggest_closest(name, names)
+    if closest and len(names) > MAX_LISTED_NAMES:
+        return closest
+    return f"{closest} Known: {', '.join(names)}.".lstrip()
 
 
 def suggest_closest(name: str, known: Iterable[str]) -> str:

@@ -288,9 +288,9 @@ class BaseNetwork(ABC):
             return augment
         if not self.augment.copies:
             raise SpecError(
-                f"augment={augment} asks for copies made as in training, but the network was "
-                "trained without copies. Pass an AugmentSpec that describes them, or average over "
-                "mirror images (--flips)."
+                f"augment={augment} (--copies) asks for copies made as in training, but the "
+                "network was trained without copies. Pass an AugmentSpec that describes them, or "
+                "average over mirror images (--flips)."
             )
         return self.augment.replace(copies=augment) if augment else None
 

@@ -150,7 +150,7 @@ class Forecast:
         if plan.tile_features:
             matrix = f"scatter matrix in tiles of {plan.tile_features:,} features"
             if self.tier.placement.cause == PlacementCause.MATRIX_DOES_NOT_FIT:
-                matrix += ', too large for one worker; with solver="cg" there is none'
+                matrix += ', too large for the workers; with solver="cg" there is none'
         if self.spec.head.fits_samples:
             size = format_bytes(4 * plan.images**2)
             matrix = f"matrix of all pairs of images kept whole, {size}"

@@ -55,7 +55,7 @@ class Placement:
         Whether the memory is that of GPUs.
     needed_bytes : int or None
         Bytes that the fullest worker needs for maps, and for features if these stay too. For
-        "matrix_does_not_fit", bytes of the scatter matrix.
+        "matrix_does_not_fit", bytes of the scatter matrices that it would hold at a time.
     free_bytes : int or None
         Bytes that a worker has left for them, on its GPU if there are GPUs.
     host_free_bytes : int or None
@@ -155,8 +155,11 @@ def describe_cause(placement: Placement) -> str:
             return f"tile_features={placement.tile_features}"
         case PlacementCause.MATRIX_DOES_NOT_FIT:
             size = format_bytes(placement.needed_bytes or 0)
-            matrix = f"the scatter matrix of {placement.features:,} features, {size}"
-            return f"not even {matrix}, fits in {memory}"
+            sums = f"whole scatter matrices of {placement.features:,} features"
+            return (
+                f"{sums} do not fit in {memory}: {size} per worker, less with fewer threads or "
+                "accumulators"
+            )
         case PlacementCause.MAPS_DO_NOT_FIT:
             return f"they do not fit in {memory}: {_describe_sizes(placement)}"
         case PlacementCause.NO_WORKERS:

@@ -23,7 +23,12 @@ from rescnet_dist.planning.placement import (
     describe_placement,
 )
 from rescnet_dist.planning.plan import Group, Plan
-from rescnet_dist.planning.requirements import Problem, device_memory, peak_memory
+from rescnet_dist.planning.requirements import (
+    Problem,
+    device_memory,
+    max_resident_accumulators,
+    peak_memory,
+)
 from rescnet_dist.spec import NetworkSpec, RunSpec
 
 if TYPE_CHECKING:
@@ -171,7 +176,9 @@ def _choose_placement(
         return Placement(PlacementCause.TILES_REQUESTED, on_gpu, tile_features=tile_features)
     if plan.tile_features:
         features = problem.features(spec)
-        cause, size = PlacementCause.MATRIX_DOES_NOT_FIT, 4 * features**2
+        threads = math.ceil(workers.slots / workers.count)
+        held = max_resident_accumulators(replace(plan, tile_features=None), threads)
+        cause, size = PlacementCause.MATRIX_DOES_NOT_FIT, held * 4 * features**2
         return Placement(cause, on_gpu, needed_bytes=size, features=features)
     used, budget = _memory_use(problem, spec, plan, workers)
     if budget is None:  # unlimited memory: only on request

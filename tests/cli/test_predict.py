@@ -387,6 +387,29 @@ def test_arrays_in_memory_are_predicted_in_batches(
     assert starts == [0, 400, 800]
 
 
+def test_tables_without_rows_have_no_header(network: str, photos: Path) -> None:
+    """Nothing is written if the first images cannot be read, in any form."""
+    missing = str(photos / "missing.png")
+    for form in ((), ("--json",)):
+        result = run("predict", network, missing, *form)
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert "missing.png" in result.stderr
+
+
+def test_evaluations_name_the_copies_that_scores_are_averaged_over(digits_network: str) -> None:
+    """Also accuracies by layer."""
+    for averaging, text in (
+        ((), "1 layer, 1,000 images"),
+        (("--flips",), "1 layer, averaged over each image and its mirror image, 1,000 images"),
+        (("--copies", "2"), "1 layer, averaged over each image and its copies (2), 1,000 images"),
+    ):
+        result = run("evaluate", digits_network, "digits", *averaging)
+        assert result.stdout.splitlines()[0] == text
+    result = run("evaluate", digits_network, "digits", "--flips", "--staged")
+    assert result.stdout.endswith("1 layer, averaged over each image and its mirror image\n")
+
+
 @pytest.mark.parametrize("what", ["photo", "arrays"])
 def test_images_in_memory_do_not_import_dask_arrays(
     network: str, digits_network: str, photos: Path, what: str

@@ -81,7 +81,7 @@ def test_features_of_several_extractors_need_a_copy() -> None:
             workers(2),
             RunSpec(),
             False,
-            "not even the scatter matrix of 17,150 features, 1.1 GiB, fits",
+            "whole scatter matrices of 17,150 features do not fit in memory: 3.3 GiB per worker",
         ),
         (workers(64, 1, 80), RunSpec(array_backend="cupy"), True, "in workers' GPU memory, with "),
         (workers(8, 1, 14), RunSpec(array_backend="cupy"), False, "do not fit in GPU memory: "),
@@ -158,7 +158,7 @@ def test_maps_in_memory_without_room_are_an_error() -> None:
         match=r'maps="memory".*9\.7 GiB.*free\. Use larger workers \(with at least .* GiB\), more',
     ) as late:
         estimate(CIFAR, BIG, run, workers(16), None)
-    with pytest.raises(ClusterError, match=r"scatter matrix.*1\.1 GiB.*fewer filters, or") as early:
+    with pytest.raises(ClusterError, match=r"scatter matri.*3\.3 GiB.*fewer filters, or") as early:
         estimate(CIFAR, BIG, run, workers(2), None)
     for error in (late, early):  # the advised size fits, and no smaller one does
         (least,) = re.findall(r"at least ([\d.]+) GiB", str(error.value))

@@ -190,7 +190,7 @@ def test_saved_network_has_its_augmentation(client: Client, tmp_path: Path) -> N
     loaded = ResCNetClassifier.load(tmp_path / "network")
     np.testing.assert_array_equal(loaded.predict(X, augment=2), clf.predict(X, augment=2))
     plain = fit(tmp_path / "plain", augment=None)
-    with pytest.raises(SpecError, match=r"augment=2 asks for copies .* without copies\. Pass an"):
+    with pytest.raises(SpecError, match=r"augment=2 \(--copies\) asks for .* copies\. Pass an"):
         plain.predict(X, augment=2)
 
 

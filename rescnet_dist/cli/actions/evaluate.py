@@ -25,6 +25,7 @@ from rescnet_dist.data import (
 )
 from rescnet_dist.errors import DataError, RescnetError, StoreReadError, pluralize
 from rescnet_dist.network import Metrics, load_network, require_layers
+from rescnet_dist.spec import AugmentSpec
 from rescnet_dist.store import FUSED_FORMAT, NETWORK_FORMAT, Location, RunStore
 
 
@@ -76,15 +77,30 @@ def evaluate(
     if as_json:
         click.echo(json.dumps(outcome))
         return
+    averaged = describe_averaging(averaging or network.averaging)
     if metrics:
-        click.echo(f"{pluralize(network.depth, 'layer')}, {metrics!r}")
+        click.echo(f"{pluralize(network.depth, 'layer')}{averaged}, {metrics!r}")
         return
     for layer, accuracy in enumerate(outcome["staged"], start=1):
         text = "no head" if accuracy is None else f"{100 * accuracy:.2f} %"
         click.echo(f"after layer {layer}: {text}")
     click.echo(
         f"accuracy {100 * outcome['accuracy']:.2f} % with {pluralize(network.depth, 'layer')}"
+        f"{averaged}"
     )
+
+
+def describe_averaging(augment: AugmentSpec) -> str:
+    """Return what scores are averaged over, with a comma before it; empty for images alone.
+
+    >>> describe_averaging(AugmentSpec(copies=3, shift=2))
+    ', averaged over each image and its copies (3)'
+    """
+    if not augment.copies:
+        return ""
+    if augment == AugmentSpec(copies=1, flip=True):
+        return ", averaged over each image and its mirror image"
+    return f", averaged over each image and its copies ({augment.copies})"
 
 
 def write_confusion(path: str, metrics: Metrics) -> None:
