@@ -206,6 +206,17 @@ def keep_fork_server_modules() -> None:
         utils._forkserver_preload_set = True
 
 
+def is_importing_script() -> bool:
+    """Return whether this process is starting, and imports the script of its parent process.
+
+    Tried on Python 3.11.7: `multiprocessing.current_process()._inheriting`. Without it, False:
+    processes that it starts raise errors of their own.
+    """
+    import multiprocessing
+
+    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
+
+
 def fork_server_pid() -> int | None:
     """Return the process of the fork server of `multiprocessing`, None if there is none.
 

@@ -343,6 +343,18 @@ def test_fork_server_pid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _compat.fork_server_pid() is None
 
 
+def test_is_importing_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the API, processes are taken to have started."""
+    import multiprocessing
+
+    assert not _compat.is_importing_script()
+    process = SimpleNamespace(_inheriting=True)
+    monkeypatch.setattr(multiprocessing, "current_process", lambda: process)
+    assert _compat.is_importing_script()
+    del process._inheriting
+    assert not _compat.is_importing_script()
+
+
 def test_worker_memory_limit(client: Client) -> None:
     """Without the API there is no limit."""
     (worker,) = client.cluster.workers.values()

@@ -28,6 +28,7 @@ from rescnet_dist._compat import (
     defer_dashboard,
     fetch_workers,
     identify_workers,
+    is_importing_script,
     keep_fork_server_modules,
 )
 from rescnet_dist.cluster.current import find_client, find_worker
@@ -54,6 +55,10 @@ RECONNECT_SECONDS = 2.0  # between two attempts to reach a scheduler
 # Dask configuration of an embedded cluster: the profiler is off only if it can deadlock.
 PROFILER_CONFIG = {"distributed.worker.profile.enabled": False} if PROFILER_DEADLOCKS else {}
 FORK_CONFIG = {"distributed.worker.multiprocessing-method": "forkserver"}
+SCRIPT_REMEDY = (
+    "Worker processes import the script that starts them, which must be a file. Put its code under "
+    '`if __name__ == "__main__":`, or pass a client of a cluster.'
+)
 
 
 @contextmanager
@@ -106,6 +111,8 @@ def _cpu_cluster(
         return LocalCluster(
             n_workers=1, threads_per_worker=cores, processes=False, **LOCAL_CLUSTER_OPTIONS
         )
+    if is_importing_script():  # once more in each worker process
+        raise SystemExit(f"error: {SCRIPT_REMEDY}")
     workers, threads = divide() if divide else (cores, 1)
     # The fork server may have an older environment than this process. Workers that are started
     # later in place of others are new processes.
@@ -115,12 +122,18 @@ def _cpu_cluster(
     if deferred := find_spec("bokeh") is not None:
         options |= deferred_dashboard_options()
     with dask.config.set(FORK_CONFIG if forked else {}):
-        cluster = LocalCluster(
-            n_workers=workers,
-            threads_per_worker=threads,
-            host="127.0.0.1",
-            **LOCAL_CLUSTER_OPTIONS | options,
-        )
+        try:
+            cluster = LocalCluster(
+                n_workers=workers,
+                threads_per_worker=threads,
+                host="127.0.0.1",
+                **LOCAL_CLUSTER_OPTIONS | options,
+            )
+        except RuntimeError as error:
+            raise ClusterError(
+                f"The worker processes of the embedded cluster have not started: {error} "
+                f"{SCRIPT_REMEDY}"
+            ) from error
     if deferred:
         defer_dashboard(cluster.scheduler, "scheduler")
     return cluster

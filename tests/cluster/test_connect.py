@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -563,3 +564,22 @@ READERS: tuple[Callable[[Path], Any], ...] = (
         ResCNetClassifier.resume(store, max_layers=2),
     ),
 )
+
+
+def test_script_without_guard_is_told_to_have_one(tmp_path: Path) -> None:
+    """By a line of each worker process, and by the error of the script itself."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from rescnet_dist.cluster import current_client\n"
+        "with current_client(processes=True, divide=lambda: (2, 1)):\n    pass\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    remedy = 'Put its code under `if __name__ == "__main__":`'
+    assert remedy in lines[-1]
+    assert lines[-1].startswith("rescnet_dist.errors.classes.ClusterError: The worker processes of")
+    own = [line for line in lines if line.startswith("error: ")]
+    assert len(own) == 2
+    assert all(remedy in line for line in own)
+    assert done.stderr.count("Traceback") <= 3  # of the script only
