@@ -15,7 +15,7 @@ SECRET_PATTERNS = (
 )
 
 MAX_VALUE_LENGTH = 200  # of a value in a message
-MAX_LISTED_NAMES = 20  # of options, of which the closest is named
+MAX_SUGGESTED_NAMES = 20  # of options, of which the closest is named
 
 
 def mask_secrets(text: str) -> str:
@@ -62,7 +62,7 @@ def shorten_repr(value: object) -> str:
 def suggest_name(name: str, known: Iterable[str]) -> str:
     """Return sentences for error messages: the closest known name, if any, and all known names.
 
-    If there is a close one, more than MAX_LISTED_NAMES names are left out.
+    If there is a close one, more than MAX_SUGGESTED_NAMES names are left out.
 
     >>> suggest_name("cifar", ["mnist", "cifar10"])
     "Did you mean 'cifar10'? Known: cifar10, mnist."
@@ -71,7 +71,7 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
     if not names:
         return "There are none."
     closest = suggest_closest(name, names)
-    if closest and len(names) > MAX_LISTED_NAMES:
+    if closest and len(names) > MAX_SUGGESTED_NAMES:
         return closest
     return f"{closest} Known: {', '.join(names)}.".lstrip()
 

@@ -566,7 +566,7 @@ READERS: tuple[Callable[[Path], Any], ...] = (
 )
 
 
-def test_script_without_guard_is_told_to_have_one(tmp_path: Path) -> None:
+def test_error_of_a_script_without_guard_names_it(tmp_path: Path) -> None:
     """By a line of each worker process, and by the error of the script itself."""
     script = tmp_path / "script.py"
     script.write_text(

@@ -70,8 +70,10 @@ def test_any_blocks_give_the_same_factor(side, block, least, most, panels):
         patch.setattr(blocks, "MATRIX_PANELS", panels)
         patch.setattr(blocks, "SOLVE_COLUMNS", block)
         patch.setattr(blocks, "SOLVE_ROWS", least)
+        patch.setattr(blocks, "SOLVE_PANEL", most)
         cholesky(factor)
-        found = solve_factored(factor, columns)
+        found, other = (solve_factored(factor, columns, threads) for threads in (1, 3))
+    np.testing.assert_array_equal(found, other)
     np.testing.assert_allclose(np.tril(factor), expected, atol=1e-12)
     np.testing.assert_allclose(expected @ (expected.T @ found), columns, atol=1e-9 * side)
 

@@ -7,6 +7,8 @@ spend much of their time. Here small blocks are inverted, and nearly all else ar
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import scipy
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.blas import C_TYPES, call_routine, check_array, load_routine
+from rescnet_dist.kernels.cpu.threads import parts_in_threads
 
 # Columns whose products are subtracted from all columns after them at once: a part of all columns
 MIN_PANEL_COLUMNS, MAX_PANEL_COLUMNS, MATRIX_PANELS = 256, 1024, 16
@@ -21,6 +24,7 @@ MIN_PANEL_COLUMNS, MAX_PANEL_COLUMNS, MATRIX_PANELS = 256, 1024, 16
 # threads wait for each other, which takes long on cores that others use, too.
 BLOCK_COLUMNS = 128
 SOLVE_ROWS, SOLVE_COLUMNS = 512, 128  # of parts of the factor, for the cache
+SOLVE_PANEL = 1024  # columns whose products threads subtract, so many rows each
 ARGUMENT_COUNTS = {"gemm": 13, "potrf": 5, "syrk": 10, "trmm": 11, "trsm": 11, "trtri": 6}
 
 
@@ -93,10 +97,11 @@ def _multiply_inverse(inverse: Array, rows: Array) -> None:
     _call("trmm", "R", "L", "T", "N", *rows.shape, 1.0, inverse, rows)
 
 
-def solve_factored(factor: Array, columns: Array) -> Array:
+def solve_factored(factor: Array, columns: Array, threads: int = 1) -> Array:
     """Solve for columns (D, K) in the precision of the factor (D, D), single or double.
 
-    Products are small: BLAS should have one thread.
+    So many threads multiply parts of the factor, to the same bits for any number. Products are
+    small: BLAS should have one thread.
     """
     check_array(factor, order="F")
     x = np.array(columns, factor.dtype, order="C")
@@ -106,23 +111,44 @@ def solve_factored(factor: Array, columns: Array) -> Array:
         potrs = getattr(scipy.linalg.lapack, f"{_prefix(factor)}potrs")
         return np.asarray(potrs(factor, x, lower=1)[0])
     side, targets = x.shape
-    blocks = [(i, min(i + SOLVE_COLUMNS, side)) for i in range(0, side, SOLVE_COLUMNS)]
 
-    def solve_block(i: int, j: int, transposed: str) -> None:
+    def solve_block(own: slice, transposed: str) -> None:
         # x and its rows in Fortran order are their transposes
-        _call("trsm", "R", "L", transposed, "N", targets, j - i, 1.0, factor[i:j, i:j], x[i:j].T)
+        square, rows = factor[own, own], x[own]
+        _call("trsm", "R", "L", transposed, "N", targets, len(rows), 1.0, square, rows.T)
 
-    for i, j in blocks:
-        solve_block(i, j, "T")
-        for start in range(j, side, SOLVE_ROWS):
-            rows = slice(start, start + SOLVE_ROWS)
-            x[rows] -= factor[rows, i:j] @ x[i:j]
-    for i, j in reversed(blocks):
-        for start in range(j, side, SOLVE_ROWS):
-            rows = slice(start, start + SOLVE_ROWS)
-            x[i:j] -= factor[rows, i:j].T @ x[rows]
-        solve_block(i, j, "N")
+    def subtract_from(known: slice, part: slice) -> None:
+        """Subtract the products of the columns `known` with x from a part of its rows."""
+        for rows in _iter_parts(part.start, part.stop, SOLVE_ROWS):
+            for own in _iter_parts(known.start, known.stop, SOLVE_COLUMNS):
+                x[rows] -= factor[rows, own] @ x[own]
+
+    def subtract_transposed(known: slice, part: slice) -> None:
+        """The same with the transposed rows `known`."""
+        for rows in _iter_parts(known.start, known.stop, SOLVE_ROWS):
+            x[part] -= factor[rows, part].T @ x[rows]
+
+    panels = [*_iter_parts(0, side, SOLVE_PANEL)]
+    with parts_in_threads(threads) as map_parts:
+        for panel in panels:
+            for own in _iter_parts(panel.start, panel.stop, SOLVE_COLUMNS):
+                solve_block(own, "T")
+                subtract_from(own, slice(own.stop, panel.stop))
+            rest = _iter_parts(panel.stop, side, SOLVE_PANEL)
+            list(map_parts(partial(subtract_from, panel), rest))
+        for panel in reversed(panels):
+            parts, after = [*_iter_parts(panel.start, panel.stop, SOLVE_COLUMNS)], panel.stop
+            list(map_parts(partial(subtract_transposed, slice(after, side)), parts))
+            for own in reversed(parts):
+                subtract_transposed(slice(own.stop, after), own)
+                solve_block(own, "N")
     return x
+
+
+def _iter_parts(start: int, stop: int, size: int) -> Iterator[slice]:
+    """Yield the parts of a range, of at most so many items."""
+    for i in range(start, stop, size):
+        yield slice(i, min(i + size, stop))
 
 
 def _check_minor(order: int) -> None:

@@ -87,8 +87,11 @@ def _factor_single(scatter: Array, mean: Array, count: float, ridge: float) -> t
         """Solve for columns (D, K), refined to double precision."""
         try:
             with one_blas_thread() as threads:
-                multiply_here = partial(multiply, threads=threads)
-                return conjugate_gradients(multiply_here, partial(solve_factored, factor), columns)
+                return conjugate_gradients(
+                    partial(multiply, threads=threads),
+                    partial(solve_factored, factor, threads=threads),
+                    columns,
+                )
         except np.linalg.LinAlgError:  # too close to singular after all
             return _factor_double(scatter, mean, count, ridge)[1](columns)
 
