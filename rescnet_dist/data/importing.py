@@ -286,8 +286,9 @@ def _describe_bad_images(bad: list[BadImage], source: Source, location: Location
     more = f"\n  and {hidden:,} more" if hidden > 0 else ""
     return (
         f"{len(bad):,} of {source.count:,} images cannot be used:\n{listed}{more}\n"
-        "Fix them and run this import again; or leave them out by --on-error skip, or make sizes "
-        f"equal by --resize. The images imported so far are kept at {location.url}."
+        "Fix them and run this import again; or leave them out by --on-error skip "
+        '(on_error="skip"), or make sizes equal by --resize (resize=). The images imported so far '
+        f"are kept at {location.url}."
     )
 
 
