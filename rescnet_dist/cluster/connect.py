@@ -131,8 +131,8 @@ def _cpu_cluster(
             )
         except RuntimeError as error:
             raise ClusterError(
-                f"The worker processes of the embedded cluster have not started: {error} "
-                f"{SCRIPT_REMEDY}"
+                f"The worker processes of the embedded cluster have not started: {error} If a "
+                f"script has started them: {SCRIPT_REMEDY}"
             ) from error
     if deferred:
         defer_dashboard(cluster.scheduler, "scheduler")

@@ -151,6 +151,8 @@ class Forecast:
             matrix = f"scatter matrix in tiles of {plan.tile_features:,} features"
             if self.tier.placement.cause == PlacementCause.MATRIX_DOES_NOT_FIT:
                 matrix += ', too large for the workers; with solver="cg" there is none'
+                if plan.accumulators > 1:
+                    matrix += ", and fewer accumulators need less memory"
         if self.spec.head.fits_samples:
             size = format_bytes(4 * plan.images**2)
             matrix = f"matrix of all pairs of images kept whole, {size}"

@@ -156,10 +156,7 @@ def describe_cause(placement: Placement) -> str:
         case PlacementCause.MATRIX_DOES_NOT_FIT:
             size = format_bytes(placement.needed_bytes or 0)
             sums = f"whole scatter matrices of {placement.features:,} features"
-            return (
-                f"{sums} do not fit in {memory}: {size} per worker, less with fewer threads or "
-                "accumulators"
-            )
+            return f"{sums} do not fit in {memory}: {size} per worker"
         case PlacementCause.MAPS_DO_NOT_FIT:
             return f"they do not fit in {memory}: {_describe_sizes(placement)}"
         case PlacementCause.NO_WORKERS:

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from threadpoolctl import threadpool_info
 
+from rescnet_dist.kernels.cpu import threads as module
 from rescnet_dist.kernels.cpu.threads import blas_threads, count_blas_threads, one_blas_thread
 
 # How many threads the BLAS libraries have in the block, if SciPy is first used there.
@@ -130,3 +132,76 @@ def test_other_tasks_wait_until_the_first_has_its_threads_again() -> None:
         order.append("restored")
     other.join(10)
     assert order == ["replaced", "restored", "other"]
+
+
+def test_tasks_in_their_bodies_come_first() -> None:
+    """A task that waits to replace its threads is not overtaken when the other one ends."""
+    order, ends, waits = list[str](), threading.Event(), threading.Event()
+
+    def share() -> None:
+        with blas_threads(2):
+            waits.set()
+            ends.wait(10)
+
+    def run_other() -> None:
+        with blas_threads(1):
+            order.append("other")
+
+    sharing, other = (threading.Thread(target=function) for function in (share, run_other))
+    sharing.start()
+    waits.wait(10)
+    with blas_threads(2):
+        other.start()
+        threading.Timer(0.3, ends.set).start()
+        with one_blas_thread():
+            order.append("replaced")
+    for thread in (sharing, other):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert order == ["replaced", "other"]
+
+
+def test_bodies_within_bodies() -> None:
+    """The same number is there already; for another one, a thread would wait for itself."""
+    with blas_threads(2), blas_threads(2), one_blas_thread() as threads, blas_threads(1):
+        assert (threads, find_threads()) == (2, {1})
+    with blas_threads(2):
+        with (
+            pytest.raises(RuntimeError, match="has 2 BLAS threads already, not 3"),
+            blas_threads(3),
+        ):
+            pass
+        assert find_threads() == {2}
+
+
+def test_threads_of_a_body_do_not_wait_for_it() -> None:
+    """They replace nothing, as the body may wait for them."""
+    with blas_threads(2), ThreadPoolExecutor(1) as pool:
+
+        def count() -> tuple[int, set[int]]:
+            with one_blas_thread() as threads:
+                return threads, find_threads()
+
+        assert pool.submit(count).result(10) == (1, {2})
+
+
+def test_failures_to_set_threads_leave_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if interrupted: neither while a task begins, nor while it replaces its threads."""
+    before, set_limit = find_threads(), module._LimitInForce._set
+    failing = {3, 1}
+
+    def fail(limits: Any, limit: Any) -> None:
+        if limit.threads in failing:
+            raise KeyboardInterrupt
+        set_limit(limits, limit)
+
+    monkeypatch.setattr(module._LimitInForce, "_set", fail)
+    with pytest.raises(KeyboardInterrupt), blas_threads(3):
+        pass
+    with pytest.raises(KeyboardInterrupt), blas_threads(2), one_blas_thread():
+        pass
+    assert find_threads() == before
+    failing.clear()
+    with blas_threads(3):
+        assert find_threads() == {3}
+    assert find_threads() == before

@@ -38,7 +38,7 @@ TEXTS = {
     PlacementCause.ALL_MAPS_REQUESTED: 'in the store because keep_maps="all"',
     PlacementCause.TILES_REQUESTED: "in the store because tile_features=99",
     PlacementCause.MATRIX_DOES_NOT_FIT: "in the store because whole scatter matrices of 1,234 "
-    "features do not fit in memory: 2.0 GiB per worker, less with fewer threads or accumulators",
+    "features do not fit in memory: 2.0 GiB per worker",
     PlacementCause.MAPS_DO_NOT_FIT: "in the store because they do not fit in memory: 2.0 GiB per "
     "worker, of 1.0 GiB free",
     PlacementCause.NO_WORKERS: "in the store because no worker has joined yet",

@@ -104,6 +104,10 @@ def solve_factored(factor: Array, columns: Array, threads: int = 1) -> Array:
     small: BLAS should have one thread.
     """
     check_array(factor, order="F")
+    if len(columns) != len(factor):
+        raise ValueError(
+            f"columns have {len(columns)} rows. Pass as many as factor has, {len(factor)}."
+        )
     x = np.array(columns, factor.dtype, order="C")
     if not x.size:
         return x

@@ -26,7 +26,7 @@ from rescnet_dist.kernels.solving import (
 
 # Of parts that are converted to double precision at a time: 512 KiB, for the cache
 PART_ROWS, PART_COLUMNS = 512, 128
-SUMS = 8  # of products with parts, which threads compute; it fixes the order of all sums
+SUMS = 4  # of products with parts, which threads compute; it fixes the order of all sums
 
 
 def whiten(scatter: Array, mean: Array, count: float, ridge: float) -> tuple[Array, Solve]:

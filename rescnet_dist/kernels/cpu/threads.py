@@ -30,40 +30,58 @@ class _LimitInForce:
         self.changed = threading.Condition()
         self.limit: _Limit | None = None
         self.users = 0
+        self.replacing = 0  # of those tasks, which wait for another limit
         self.controller: ThreadpoolController | None = None  # of the libraries that are limited
         self.limiters = list[Any]()  # know the numbers of threads before the limit
 
     def enter(self, limit: _Limit) -> None:
         """Set a limit, as soon as no task relies on another."""
         with self.changed:
-            self.changed.wait_for(lambda: self.users == 0 or self.limit == limit)
-            self._set(limit)
+            self.changed.wait_for(lambda: not self.replacing and self._admits(limit))
             self.users += 1
+            try:
+                self._set(limit)
+            except BaseException:
+                self._leave()
+                raise
 
     def replace(self, limit: _Limit) -> None:
         """Set another limit than the one that the caller relies on.
 
-        Tasks that share that one must replace it too, or end, before. Tasks with other limits wait
-        until these tasks have ended.
+        Tasks that share that one must replace it too, or end, before. No other task begins until
+        then. The caller still relies on a limit if this fails.
         """
         with self.changed:
             self.users -= 1
-            self.changed.wait_for(lambda: self.users == 0 or self.limit == limit)
-            self._set(limit)
-            self.users += 1
-            self.changed.notify_all()  # others may wait for the same
+            self.replacing += 1
+            try:
+                self.changed.wait_for(lambda: self._admits(limit))
+                self._set(limit)
+            finally:
+                self.users += 1
+                self.replacing -= 1
+                self.changed.notify_all()  # others may wait for the same
 
     def leave(self) -> None:
         """Restore the numbers of threads before the limit, if no other task relies on it."""
         with self.changed:
-            self.users -= 1
-            if self.users == 0:
-                while self.limiters:  # the last one first, as the first one knows no limit
-                    release_openblas_control()
-                    self.limiters.pop().restore_original_limits()
+            self._leave()
+
+    def _admits(self, limit: _Limit) -> bool:
+        """Return whether no task relies on another limit."""
+        return self.users == 0 or self.limit == limit
+
+    def _leave(self) -> None:
+        """Count a task less, and restore the numbers of threads after the last one."""
+        self.users -= 1
+        if self.users == 0:
+            while self.limiters and not self.replacing:  # the last one first: it knows the limit
+                release_openblas_control()
+                self.limiters.pop().restore_original_limits()
+            if not self.replacing:
                 self.controller = None
-                release_openblas_control()  # so that any thread can set the next limit
-                self.changed.notify_all()
+            release_openblas_control()  # so that any thread can set the next limit
+            self.changed.notify_all()
 
     def _set(self, limit: _Limit) -> None:
         """Set a limit in all BLAS libraries that are loaded."""
@@ -91,8 +109,7 @@ def blas_threads(count: int, *, numpy_only: bool = False) -> Iterator[None]:
     """Run the body with exactly `count` BLAS threads.
 
     BLAS has one setting for the whole process, while tasks may run in several threads of a worker:
-    tasks that need the same count share it, others wait until the last of them has left. So the
-    body must not ask for another number; see `one_blas_thread`.
+    tasks that need the same count share it, others wait until the last of them has left.
 
     SciPy has a BLAS of its own, which cannot be limited before it is loaded. With `numpy_only` it
     is not loaded, which takes 0.3 s: for bodies that do not call it.
@@ -103,15 +120,25 @@ def blas_threads(count: int, *, numpy_only: bool = False) -> Iterator[None]:
         Number of threads.
     numpy_only : bool, default False
         Whether the body calls NumPy's BLAS only.
+
+    Raises
+    ------
+    RuntimeError
+        In a body with another number; see `one_blas_thread`.
     """
+    if _held.threads == count:
+        yield
+        return
+    if _held.threads:
+        raise RuntimeError(f"This thread has {_held.threads} BLAS threads already, not {count}.")
     if not numpy_only:
         importlib.import_module("scipy.linalg")
     _in_force.enter(_Limit(count))
-    before, _held.threads = _held.threads, count
+    _held.threads = count
     try:
         yield
     finally:
-        _held.threads = before
+        _held.threads = 0
         _in_force.leave()
 
 
@@ -121,7 +148,11 @@ def one_blas_thread() -> Iterator[int]:
 
     NumPy and SciPy have threads of their own each, which wait actively for the next call: small
     products of both in turns would take ten times as long. The body may be that of `blas_threads`.
+    In a thread without a body of its own, while other threads have one, nothing is replaced.
     """
+    if not _held.threads and _in_force.users:
+        yield 1
+        return
     count = count_blas_threads()
     if not _held.threads:
         with blas_threads(1):
@@ -135,8 +166,8 @@ def one_blas_thread() -> Iterator[int]:
     try:
         yield count
     finally:
-        _in_force.replace(_Limit(count))
         _held.threads = count
+        _in_force.replace(_Limit(count))
 
 
 def count_blas_threads() -> int:
@@ -144,7 +175,7 @@ def count_blas_threads() -> int:
     if _held.threads:
         return _held.threads
     libraries = ThreadpoolController().select(user_api="blas").info()
-    return max((int(library["num_threads"]) for library in libraries), default=1)
+    return max((int(library["num_threads"] or 1) for library in libraries), default=1)
 
 
 @contextmanager
