@@ -44,14 +44,11 @@ def cholesky(matrix: Array) -> None:
     width = _choose_panel(side)
     for start in range(0, side, width):
         stop = min(start + width, side)
-        own, below, rest = matrix[start:stop, start:stop], matrix[stop:, start:stop], matrix[stop:]
+        own, below = matrix[start:stop, start:stop], matrix[stop:, start:stop]
         _factor_square(own, start)
         if len(below):
-            inverse = own.copy(order="F")
-            _invert_factor(inverse)
-            _multiply_inverse(inverse, below)
-            shape = side - stop, stop - start
-            _call("syrk", "L", "N", *shape, -1.0, below, 1.0, rest[:, stop:])
+            _multiply_by_inverse(own, below)
+            _call("syrk", "L", "N", *below.shape, -1.0, below, 1.0, matrix[stop:, stop:])
 
 
 def _choose_panel(side: int) -> int:
@@ -73,9 +70,7 @@ def _factor_square(own: Array, start: int) -> None:
         _call("potrf", "L", j - i, block, info)
         _check_minor(start + i + info.value if info.value else 0)
         if j < side:
-            inverse = block.copy(order="F")
-            _invert_factor(inverse)
-            _multiply_inverse(inverse, below)
+            _multiply_by_inverse(block, below)
 
 
 def _invert_factor(factor: Array) -> None:
@@ -92,8 +87,10 @@ def _invert_factor(factor: Array) -> None:
     _call("trmm", "L", "L", "N", "N", side - half, half, -1.0, rest, below)
 
 
-def _multiply_inverse(inverse: Array, rows: Array) -> None:
-    """Replace rows (m, b) by rows · L⁻ᵀ, with the inverse of a factor L (b, b)."""
+def _multiply_by_inverse(factor: Array, rows: Array) -> None:
+    """Replace rows (m, b) by rows · L⁻ᵀ, of a factor L (b, b), which is kept."""
+    inverse = factor.copy(order="F")
+    _invert_factor(inverse)
     _call("trmm", "R", "L", "T", "N", *rows.shape, 1.0, inverse, rows)
 
 
