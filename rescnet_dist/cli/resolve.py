@@ -9,6 +9,7 @@ from rescnet_dist.composition import BANK_SHORTHANDS
 from rescnet_dist.errors import SpecError
 from rescnet_dist.options import declared_options
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec, Spec, read_toml
+from rescnet_dist.spec.augment import MIRROR
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 
@@ -19,7 +20,7 @@ def resolve_averaging(flips: bool, copies: int | None) -> AugmentSpec | int | No
     """Return the copies that predictions are averaged over, as `ResCNetClassifier` takes them."""
     if flips and copies:
         raise SpecError(f"--flips and --copies {copies} exclude each other. Give one of them.")
-    return AugmentSpec(copies=1, flip=True) if flips else copies
+    return MIRROR if flips else copies
 
 
 def is_automatic(preset: str | None, config: str | None) -> bool:

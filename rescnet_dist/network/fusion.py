@@ -20,6 +20,7 @@ from rescnet_dist.network.base import MAX_RANGE_RATIO, BaseNetwork
 from rescnet_dist.network.network import Network
 from rescnet_dist.network.saving import read_fused, write_fused
 from rescnet_dist.spec import AugmentSpec
+from rescnet_dist.spec.augment import MIRROR
 from rescnet_dist.store import Location, translate_attribute_errors
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-MIRROR = AugmentSpec(copies=1, flip=True)  # averaging that can be exported
 WEIGHT_SUM_TOLERANCE = 1e-6
 
 

@@ -176,3 +176,6 @@ class AugmentSpec(Spec):
                 f"saturation={self.saturation} is for color images with 3 channels, but these "
                 f"have {channels}. Leave saturation out."
             )
+
+
+MIRROR = AugmentSpec(copies=1, flip=True)  # one copy of each image, its mirror image

@@ -26,6 +26,7 @@ from rescnet_dist.data import (
 from rescnet_dist.errors import DataError, RescnetError, StoreReadError, pluralize
 from rescnet_dist.network import Metrics, load_network, require_layers
 from rescnet_dist.spec import AugmentSpec
+from rescnet_dist.spec.augment import MIRROR
 from rescnet_dist.store import FUSED_FORMAT, NETWORK_FORMAT, Location, RunStore
 
 
@@ -98,7 +99,7 @@ def describe_averaging(augment: AugmentSpec) -> str:
     """
     if not augment.copies:
         return ""
-    if augment == AugmentSpec(copies=1, flip=True):
+    if augment == MIRROR:
         return ", averaged over each image and its mirror image"
     return f", averaged over each image and its copies ({augment.copies})"
 

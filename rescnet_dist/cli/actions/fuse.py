@@ -28,6 +28,7 @@ from rescnet_dist.network import (
 )
 from rescnet_dist.runs import open_held_out
 from rescnet_dist.spec import AugmentSpec
+from rescnet_dist.spec.augment import MIRROR
 from rescnet_dist.store import Location
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -50,7 +51,7 @@ def fuse(
     networks = [open_network(url).on(array_backend) for url in urls]
     X, y = find_held_out(urls, networks[0], data, split)
     images, codes = select_for_fusion(networks, X, y)
-    augment = AugmentSpec(copies=1, flip=True) if flips else None
+    augment = MIRROR if flips else None
     with cluster(pop_cluster_options(flags), embedded=False) as client:
         scores = compute_scores(networks, images, augment, client)
     fused = fuse_scores(networks, scores, codes, augment)
