@@ -414,8 +414,11 @@ class Location:
             return None
 
         def write_pending() -> None:
-            with ThreadPoolExecutor(1 if backend.is_local else MAX_CONCURRENT_WRITES) as pool:
-                errors = dict(zip(pending, pool.map(write, pending), strict=True))
+            if backend.is_local:
+                errors = {key: write(key) for key in pending}
+            else:
+                with ThreadPoolExecutor(MAX_CONCURRENT_WRITES) as pool:
+                    errors = dict(zip(pending, pool.map(write, pending), strict=True))
             pending[:] = [key for key in pending if errors[key]]
             for error in errors.values():
                 if error:
