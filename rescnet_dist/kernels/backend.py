@@ -6,7 +6,7 @@ implementations, the modules `cpu` and `gpu`; `get_operations` is the only place
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -286,6 +286,21 @@ class Operations(Protocol):
 
     def add_scatter(self, total: Array, rows: Array) -> None:
         """Add rowsᵀ rows of rows (n, D) to the lower triangle of total (D, D)."""
+
+    def add_centered(
+        self,
+        total: Array,
+        features: Array,
+        mean: Array,
+        weights: Array | None,
+        between: Callable[[Array], Array] | None,
+    ) -> Array:
+        """Add Σ w(x−m)(x−m)ᵀ of features (n, D) to the lower triangle of total (D, D).
+
+        mean (D,) is that of the features, in float64, but for rounding errors; the mean m that is
+        subtracted is returned. weights (n,) are a NumPy array; without them w = 1. A row
+        between(m) (D,) is added to the rows x−m, unless `between` is None.
+        """
 
     def multiply_rows(self, left: Array, right: Array) -> Array:
         """Return left·rightᵀ (n, m) of rows (n, D) and (m, D) in float32."""

@@ -13,7 +13,6 @@ from rescnet_dist.kernels.backend import get_operations
 from rescnet_dist.kernels.solving import PANEL_COLUMNS, Solve
 
 MIN_CLASS_FRACTION = 1e-12  # of the samples outside a class; sums of weights are rounded
-MAX_SCATTER_ERROR_FRACTION = 1e-9  # of the scatter's diagonal; smaller errors are not corrected
 # Of the columns that are converted at a time, in the memory of the host and on a GPU.
 CONVERTED_BYTES, GPU_CONVERTED_BYTES = 2 * 2**20, 256 * 2**20
 
@@ -133,27 +132,14 @@ class FeatureMoments:
         The centered features, times the roots of their weights (m,), whose sum is n, and one more
         row for the scatter between them and the samples before, are the rows of a single product.
         """
-        m, scatter = len(features), self.scatter
+
+        def between(mean: Array) -> Array:
+            return (mean - self.mean) * np.sqrt(self.count * n / (self.count + n))
+
+        scatter = self.scatter
         assert scatter is not None
-        operations = get_operations(scatter)
-        rows = operations.new_rows(m + bool(self.count), scatter)
-        rounded = mean.astype(scatter.dtype)
-        np.subtract(features, rounded, out=rows[:m])
-        offset = operations.column_means(rows[:m], weights)  # the rounding error of the mean
-        mean = rounded + offset
-        if on_gpu(scatter):  # rows are quick to correct there, the scatter is not
-            rows[:m] -= offset.astype(scatter.dtype)
-        if weights is not None:
-            rows[:m] *= asarray_like(np.sqrt(weights).astype(scatter.dtype), scatter)[:, None]
-        if self.count:
-            rows[m] = (mean - self.mean) * np.sqrt(self.count * n / (self.count + n))
-        operations.add_scatter(scatter, rows)
-        if (
-            not on_gpu(scatter)
-            and (n * offset**2 > MAX_SCATTER_ERROR_FRACTION * np.diagonal(scatter)).any()
-        ):
-            operations.add_outer(scatter, offset, -float(n))
-        return mean
+        rows = features, mean, weights, between if self.count else None
+        return get_operations(scatter).add_centered(scatter, *rows)
 
     def merge(self, other: FeatureMoments) -> FeatureMoments:
         """Return the moments of both sets: S = S₁ + S₂ + n₁n₂/(n₁+n₂) δδᵀ, δ = m₂ − m₁.

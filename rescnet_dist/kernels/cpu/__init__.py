@@ -8,6 +8,7 @@ from rescnet_dist.kernels.cpu.pooling import pool_blocks
 from rescnet_dist.kernels.cpu.products import patch_products
 from rescnet_dist.kernels.cpu.roots import pool_roots
 from rescnet_dist.kernels.cpu.scatter import (
+    add_centered,
     add_outer,
     column_means,
     multiply_rows,
@@ -17,6 +18,7 @@ from rescnet_dist.kernels.cpu.scatter import (
 from rescnet_dist.kernels.cpu.solve import whiten
 
 __all__ = [
+    "add_centered",
     "add_outer",
     "add_scatter",
     "column_means",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import scipy
 
 from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.cpu.blas import add_scatter
 
 WEIGHTED_ROW_BYTES = 4 * 2**20  # size of the rows that are weighted at a time
+MAX_SCATTER_ERROR_FRACTION = 1e-9  # of the scatter's diagonal; smaller errors are not corrected
 
 
 def new_square(side: int, dtype: np.dtype[Any]) -> Array:
@@ -20,6 +23,34 @@ def new_square(side: int, dtype: np.dtype[Any]) -> Array:
 def new_rows(n: int, scatter: Array) -> Array:
     """Allocate rows (n, D) that will be added to scatter (D, D)."""
     return np.empty((n, len(scatter)), scatter.dtype)
+
+
+def add_centered(
+    total: Array,
+    features: Array,
+    mean: Array,
+    weights: Array | None,
+    between: Callable[[Array], Array] | None,
+) -> Array:
+    """Add the scatter of features (n, D) around their mean (D,) to the lower triangle of total.
+
+    See `Operations.add_centered`. The features are rounded when the mean is subtracted; the mean of
+    what this leaves is added to the mean that is returned.
+    """
+    n, rounded = len(features), mean.astype(total.dtype)
+    rows = new_rows(n + (between is not None), total)
+    np.subtract(features, rounded, out=rows[:n])
+    offset = column_means(rows[:n], weights)
+    if weights is not None:
+        rows[:n] *= np.sqrt(weights).astype(total.dtype)[:, None]
+    mean = rounded + offset
+    if between is not None:
+        rows[n] = between(mean)
+    add_scatter(total, rows)
+    count = n if weights is None else float(weights.sum())
+    if (count * offset**2 > MAX_SCATTER_ERROR_FRACTION * np.diagonal(total)).any():
+        add_outer(total, offset, -float(count))
+    return mean
 
 
 def multiply_rows(left: Array, right: Array) -> Array:

@@ -9,6 +9,7 @@ from rescnet_dist.kernels.gpu.patches import patch_products
 from rescnet_dist.kernels.gpu.pooling import pool_blocks
 from rescnet_dist.kernels.gpu.roots import pool_roots
 from rescnet_dist.kernels.gpu.scatter import (
+    add_centered,
     add_outer,
     add_scatter,
     multiply_rows,
@@ -19,6 +20,7 @@ from rescnet_dist.kernels.gpu.solve import whiten
 from rescnet_dist.kernels.gpu.sums import column_means, gather_sums
 
 __all__ = [
+    "add_centered",
     "add_outer",
     "add_scatter",
     "column_means",

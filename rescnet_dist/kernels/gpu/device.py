@@ -92,22 +92,39 @@ def load_module(name: str, definitions: tuple[tuple[str, object], ...]) -> Any:
     return cupy.RawModule(code=source, options=tuple(options))
 
 
-def transpose(matrix: Array) -> tuple[Array, ...]:
+def transpose(
+    matrix: Array,
+    mean: Array | None = None,
+    factors: Array | None = None,
+    last: Array | None = None,
+) -> tuple[Array, ...]:
     """Return the transpose (m', n') of a matrix (n, m), padded with zeros, as one or two parts.
 
     Depending on `matmul_precision` it is in single precision, in half precision, or split into half
     precision and the remainder. Numbers should be of the order of 1; rows need not be contiguous
     with each other.
+
+    A mean (m,) in float64 is subtracted from each row, which is then multiplied by its factor, if
+    factors (n,) are given. A last row (m,) may follow, which is transposed as it is.
     """
     n, m = matrix.shape
-    parts = _allocate_parts(n, m)
+    parts = _allocate_parts(n + (last is not None), m)
     high, low = parts
+    shift, rest = (None, None) if mean is None else split_mean(mean)
+    single = (None if a is None else a.astype(np.float32) for a in (factors, last))
+    vectors = [array_or_null(vector) for vector in (shift, rest, *single)]
     _load_transpose_kernels()("transpose")(
         (len(high) // ALIGNMENT_NUMBERS, high.shape[1] // ALIGNMENT_NUMBERS),
         (32, 8),
-        (matrix, high, array_or_null(low), n, m, matrix.strides[0] // 4, high.shape[1]),
+        (matrix, *vectors, high, array_or_null(low), n, m, matrix.strides[0] // 4, high.shape[1]),
     )
     return tuple(part for part in parts if part is not None)
+
+
+def split_mean(mean: Array) -> tuple[Array, Array]:
+    """Return a mean (m,) in float64 rounded to single precision, and the rest of it."""
+    shift = mean.astype(np.float32)
+    return shift, (mean - shift).astype(np.float32)
 
 
 def transpose_pixels(

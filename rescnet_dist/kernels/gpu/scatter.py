@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import cupy
 import numpy as np
 
@@ -12,6 +14,7 @@ from rescnet_dist.kernels.gpu.device import (
     align,
     gemm,
     matmul_precision,
+    split_mean,
     transpose,
 )
 
@@ -54,11 +57,47 @@ def add_scatter(total: Array, rows: Array) -> None:
 
     The product has the current `matmul_precision`; features should be of the order of 1.
     """
-    precision = matmul_precision()
-    if precision == "float32" or total.dtype == np.float64:
+    if _on_matrix_units(total):
+        _add_products(total, transpose(rows))
+    else:
         _syrk(total, rows)
-        return
-    parts = transpose(rows)
+
+
+def add_centered(
+    total: Array,
+    features: Array,
+    mean: Array,
+    weights: Array | None,
+    between: Callable[[Array], Array] | None,
+) -> Array:
+    """Add the scatter of features (n, D) around their mean (D,) to the lower triangle of total.
+
+    See `Operations.add_centered`. The mean, which has no rounding errors here, is returned.
+    """
+    last = None if between is None else between(mean)
+    factors = None if weights is None else cupy.asarray(np.sqrt(weights), total.dtype)
+    if _on_matrix_units(total):
+        _add_products(total, transpose(features, mean, factors, last))
+        return mean
+    n, (shift, rest) = len(features), split_mean(mean)
+    rows = new_rows(n + (last is not None), total)
+    np.subtract(features, shift, out=rows[:n])
+    rows[:n] -= rest
+    if factors is not None:
+        rows[:n] *= factors[:, None]
+    if last is not None:
+        rows[n] = last
+    _syrk(total, rows)
+    return mean
+
+
+def _on_matrix_units(total: Array) -> bool:
+    """Return whether products that are added to a matrix are computed in half precision."""
+    return matmul_precision() != "float32" and total.dtype == np.float32
+
+
+def _add_products(total: Array, parts: tuple[Array, ...]) -> None:
+    """Add rowsᵀ rows to the lower triangle of total (D, D), of transposed rows in parts."""
     for left, right in PRODUCT_PARTS[len(parts)]:
         add_panels(total, parts[left], parts[right])
 

@@ -30,17 +30,33 @@ __device__ void write_transposed(const float (&tile)[TILE][TILE + 1], number* __
 }
 
 // Transpose source (rows, source_pitch), of which `columns` columns are used, to high and low (…,
-// pitch), padded with zeros.
-extern "C" __global__ void transpose(const float* __restrict__ source, number* __restrict__ high,
+// pitch), padded with zeros. If shift and rest (columns,) are not null, they are subtracted from
+// each row, one after the other; if factors (rows,) are not null, each row is multiplied by its
+// factor. If last (columns,) is not null, it follows the last row as it is.
+extern "C" __global__ void transpose(const float* __restrict__ source,
+                                     const float* __restrict__ shift,
+                                     const float* __restrict__ rest,
+                                     const float* __restrict__ factors,
+                                     const float* __restrict__ last, number* __restrict__ high,
                                      number* __restrict__ low, long rows, long columns,
                                      long source_pitch, long pitch) {
     __shared__ float tile[TILE][TILE + 1];
     long column = blockIdx.x * (long)TILE, row = blockIdx.y * (long)TILE;
+    long source_column = column + threadIdx.x;
+    bool inside = source_column < columns;
+    float column_shift = shift && inside ? shift[source_column] : 0.0f,
+          column_rest = rest && inside ? rest[source_column] : 0.0f;
     for (int y = threadIdx.y; y < TILE; y += LINES) {
-        long source_row = row + y, source_column = column + threadIdx.x;
-        tile[y][threadIdx.x] = source_row < rows && source_column < columns
-                                   ? source[source_row * source_pitch + source_column]
-                                   : 0.0f;
+        long source_row = row + y;
+        float value = 0.0f;
+        if (inside && source_row < rows) {
+            value = source[source_row * source_pitch + source_column];
+            if (shift) value = value - column_shift - column_rest;
+            if (factors) value *= factors[source_row];
+        } else if (inside && last && source_row == rows) {
+            value = last[source_column];
+        }
+        tile[y][threadIdx.x] = value;
     }
     __syncthreads();
     write_transposed(tile, high, low, row, column, pitch);
