@@ -175,16 +175,21 @@ def _factorize_panels(square: Array, updates: str) -> None:
         if stop < side:
             below = square[stop:, start:stop]
             _solve_block(square[start:stop, start:stop], below)
-            with using_matmul_precision(updates):
-                parts = transpose(below.T)
-            left, right = parts[0], parts[0]
-            if len(parts) > 1:  # one product, which sums those of the parts
-                left, right = (
-                    cupy.concatenate([parts[pair[place]] for pair in PRODUCT_PARTS[2]], axis=1)
-                    for place in (0, 1)
-                )
-            add_panels(square[stop:, stop:], left, right, -1.0)
+            _subtract_products(square[stop:, stop:], below, updates)
     _check_minors(failed)
+
+
+def _subtract_products(total: Array, below: Array, updates: str) -> None:
+    """Subtract below·belowᵀ, of below (m, b), from the lower triangle of total (m, m)."""
+    with using_matmul_precision(updates):
+        parts = transpose(below.T)
+    left, right = parts[0], parts[0]
+    if len(parts) > 1:  # one product, which sums those of the parts
+        left, right = (
+            cupy.concatenate([parts[pair[place]] for pair in PRODUCT_PARTS[2]], axis=1)
+            for place in (0, 1)
+        )
+    add_panels(total, left, right, -1.0)
 
 
 def _check_minors(failed: Array) -> None:
