@@ -309,12 +309,20 @@ class Operations(Protocol):
         """Add factor·v vᵀ, v = vector (D,), to the lower triangle of total (D, D)."""
 
     def whiten(
-        self, scatter: Array, mean: Array, count: float, ridge: float
+        self,
+        scatter: Array,
+        mean: Array,
+        count: float,
+        ridge: float,
+        *,
+        overwrite: bool = False,
     ) -> tuple[Array, Solve]:
         """Return the scale (D,) and the solve function of a `Whitening`.
 
-        scatter (D, D) and mean (D,) of `count` samples; the lower triangle is read. Raises
-        SingularError if the covariance cannot be factorized with this ridge.
+        scatter (D, D) and mean (D,) of `count` samples. The lower triangle is read, and stays as it
+        is without `overwrite`; with it, the factor may take the memory of the scatter, which only
+        `solve` may use from then on. Raises SingularError if the covariance cannot be factorized
+        with this ridge.
         """
 
 

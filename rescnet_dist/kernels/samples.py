@@ -352,7 +352,7 @@ def kernel_ridge(square: Array, targets: Array, ridge: float) -> tuple[Array, Ar
     xp, operations = get_array_module(square), get_operations(square)
     columns = asarray_like(targets, square).astype(np.float64)
     try:
-        _, solve = operations.whiten(square, xp.zeros(len(square)), 1.0, ridge)
+        _, solve = operations.whiten(square, xp.zeros(len(square)), 1.0, ridge, overwrite=True)
         weights = solve(columns)
     except SingularError:
         raise SingularError(

@@ -13,7 +13,7 @@ from rescnet_dist.kernels.cpu.convolution import convolution_bytes
 from rescnet_dist.kernels.cpu.products import products_bytes
 from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
 from rescnet_dist.kernels.samples import PRODUCT_FEATURES
-from rescnet_dist.kernels.solving import MIN_SINGLE_FEATURES
+from rescnet_dist.kernels.solving import GPU_PANEL_COLUMNS, MIN_SINGLE_FEATURES
 from rescnet_dist.model.architecture import GPU_SLAB_BYTES, SLAB_BYTES, Architecture
 from rescnet_dist.planning.cg import FEATURE_SLAB_COPIES, SolverCosts, count_merges
 from rescnet_dist.planning.plan import Plan
@@ -43,7 +43,9 @@ DRIVER_BYTES_PER_TASK = 1_000  # of tiles and blocks, whose graphs are sent task
 MAX_CHUNK_REPORTS = 400  # that reach the driver in a pass; each is of several chunks if need be
 FIRST_PASS_BYTES = 48 * 2**20  # by which a process grows in its first pass, whatever it computes
 PAIR_COPIES = 3  # of the matrix of all pairs of images: as computed, and in double precision
-SAMPLE_COLUMN_COPIES = 8  # of targets and weights of all images, in double precision
+# Of targets and weights of all images, in double precision: six of conjugate gradients, three of a
+# product, and the targets
+SAMPLE_COLUMN_COPIES = 10
 WORKING_MEMORY_MARGIN = 1.15  # factor for what malloc and the codecs use in addition
 GPU_HOST_BYTES = 1500 * 2**20  # of main memory that CUDA and CuPy use in a worker
 GPU_CONTEXT_BYTES = 1024 * 2**20  # of GPU memory that CUDA and the workspaces of libraries use
@@ -178,13 +180,15 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
         # Each is allocated once and whole.
         single = problem.images >= MIN_SINGLE_FEATURES
         whole = sample_bytes(problem, spec)
-        whole += pair_bytes(problem, spec, 2 if single else PAIR_COPIES)
+        whole += pair_bytes(problem, spec, 1 if single else PAIR_COPIES)
+        whole += diagonal_bytes(problem.images)
     else:
         per_image += GPU_FEATURE_COPIES * 4 * features
         working = plan.chunk_images * per_image
-        # The factor of many features is in single precision.
+        # The factor of many features is in single precision, in a copy of the scatter.
         factor = 2 if features >= MIN_SINGLE_FEATURES else FACTOR_ACCUMULATORS
         working += max_resident_accumulators(plan, 1, factor) * 4 * features**2
+        working += diagonal_bytes(features)
     working += max(
         patch_products_bytes(
             architecture.filter_size(layer),
@@ -217,6 +221,12 @@ def pair_bytes(problem: Problem, spec: NetworkSpec, copies: int) -> int:
     columns = SAMPLE_COLUMN_COPIES * 8 * problem.architecture(spec).targets
     panel = 3 * 4 * PRODUCT_FEATURES  # of features whose products are summed
     return problem.images * (copies * 4 * problem.images + columns + panel)
+
+
+def diagonal_bytes(side: int) -> int:
+    """Return the bytes of the blocks on the diagonal that a GPU keeps while it factorizes."""
+    blocks = math.ceil(side / GPU_PANEL_COLUMNS) if side >= MIN_SINGLE_FEATURES else 0
+    return blocks * 4 * GPU_PANEL_COLUMNS**2
 
 
 def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:

@@ -23,6 +23,8 @@ from rescnet_dist.kernels import (
     ridge_regression,
     to_host,
 )
+from rescnet_dist.kernels.backend import get_operations
+from rescnet_dist.kernels.cpu import solve as cpu_solve
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.samples import FeatureSamples
 from rescnet_dist.model import Bank, BankStatistics, Observation, View, put_views
@@ -34,7 +36,12 @@ from rescnet_dist.model.heads.linear import LinearHead
 from rescnet_dist.model.views.global_contrast import GlobalContrast
 from rescnet_dist.model.views.zca import ZCA
 from rescnet_dist.planning.placement import Placement, PlacementCause
-from rescnet_dist.planning.requirements import device_memory
+from rescnet_dist.planning.requirements import (
+    Problem,
+    device_memory,
+    diagonal_bytes,
+    pair_bytes,
+)
 from rescnet_dist.planning.tier import cached_bytes
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import RunStore, read_layer
@@ -376,35 +383,81 @@ def test_ridge_regression_equals_that_of_the_cpu(
         assert error < 10 * TOLERANCE[matmul_precision]
 
 
-@pytest.mark.parametrize(("ridge", "precisions"), [(1.0, ["half"]), (1e-3, ["half", "split"])])
+@pytest.mark.parametrize("matmul_precision", TOLERANCE)
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("side", [2000, 2048, 2500, 3072, 3073])  # in single precision from 2048 on
+def test_solutions_equal_those_of_the_cpu(
+    backend: Backend, side: int, overwrite: bool, matmul_precision: str, rng: np.random.Generator
+) -> None:
+    """Only the lower triangle is read, and it is overwritten only if that is allowed."""
+    scatter, columns = make_scatter(rng, side, 1.0), rng.normal(size=(side, 5))
+    _, expected = cpu_solve.whiten(scatter, np.zeros(side), 4000.0, 0.5)
+    operations = get_operations(backend.put(columns))
+    square = operations.new_square(side, np.dtype(np.float32))
+    square[...] = backend.put(np.tril(scatter) + np.triu(np.full_like(scatter, 1e30), 1))
+    with Backend("cupy", matmul_precision).working():
+        _, solve = operations.whiten(
+            square, backend.put(np.zeros(side)), 4000.0, 0.5, overwrite=overwrite
+        )
+        found = [backend.get(solve(backend.put(columns))) for _ in range(2)]
+    assert relative_error(found[0], expected(columns)) < 1e-5
+    assert np.array_equal(*found)
+    kept = np.array_equal(np.tril(backend.get(square)), np.tril(scatter))
+    assert kept == (not overwrite or side < 2048)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("ridge", "precisions"),
+    [(1.0, ["half"]), (1e-3, ["half", "split"]), (1e-3, ["half", "float64"])],
+)
 def test_factors_of_more_precision_are_tried_in_turn(
     backend: Backend,
     ridge: float,
     precisions: list[str],
+    overwrite: bool,
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Features that share most of their variance: half precision needs a large ridge."""
+    """Features that share most of their variance: half precision needs a large ridge.
+
+    Each factor is that of the same matrix, which the one before has overwritten.
+    """
     from rescnet_dist.kernels.gpu import solve as gpu_solve
 
-    tried, factor_with = [], gpu_solve.factor_with
+    tried: list[str] = []
+    factorize, factorize_double = gpu_solve.InPlaceFactor.factorize, gpu_solve.factorize_double
+    monkeypatch.setattr(
+        gpu_solve.InPlaceFactor,
+        "factorize",
+        lambda *arguments: tried.append(arguments[-1]) or factorize(*arguments),
+    )
     monkeypatch.setattr(
         gpu_solve,
-        "factor_with",
-        lambda *arguments: tried.append(arguments[-1]) or factor_with(*arguments),
+        "factorize_double",
+        lambda *arguments: tried.append("float64") or factorize_double(*arguments),
     )
-    features = 0.03 * rng.normal(size=(4000, 2500)) + rng.normal(size=(4000, 1))
-    scatter = ((features := features - features.mean(axis=0)).T @ features).astype(np.float32)
-    columns = rng.normal(size=(2500, 3))
+    single = tuple(name for name in precisions if name != "float64")
+    if "float64" in precisions:
+        monkeypatch.setitem(gpu_solve.FACTOR_PRECISIONS, "half", single)
+    scatter, columns = make_scatter(rng, 2500, 0.03), rng.normal(size=(2500, 3))
+    square = gpu_solve.as_square(backend.put(scatter))
     with Backend("cupy", "half").working():
         scale, solve = gpu_solve.whiten(
-            backend.put(scatter), backend.put(np.zeros(2500)), 4000.0, ridge
+            square, backend.put(np.zeros(2500)), 4000.0, ridge, overwrite=overwrite
         )
         found = backend.get(solve(backend.put(columns)))
     root = backend.get(scale) / np.sqrt(4000)
     covariance = scatter.astype(np.float64) * root * root[:, None] + ridge * np.eye(2500)
     assert tried == precisions
     assert relative_error(covariance @ found, columns) < 1e-6
+
+
+def make_scatter(rng: np.random.Generator, side: int, deviation: float) -> Any:
+    """Return the scatter of 4,000 samples of features that share a part, and this own deviation."""
+    features = deviation * rng.normal(size=(4000, side)) + rng.normal(size=(4000, 1))
+    features -= features.mean(axis=0)
+    return (features.T @ features).astype(np.float32)
 
 
 @pytest.mark.parametrize("matmul_precision", TOLERANCE)
@@ -641,6 +694,34 @@ def test_kernel_ridge_equals_that_of_the_cpu(
     with Backend("cupy", matmul_precision).working():
         for found, expected in zip(fit_head(backend.xp), fit_head(np), strict=True):
             assert relative_error(found, expected) < 10 * TOLERANCE[matmul_precision]
+
+
+@pytest.mark.parametrize("matmul_precision", TOLERANCE)
+def test_memory_of_kernel_ridge_stays_within_the_plan(
+    backend: Backend, matmul_precision: str, rng: np.random.Generator
+) -> None:
+    """The matrix of all pairs and its factor are in the same memory."""
+    xp, count, features = backend.xp, 20_000, 5000
+    pool = xp.get_default_memory_pool()
+    spec = SPEC.replace(head="kernel-ridge")
+    problem = Problem(count, (32, 32, 3), 10)
+    head, targets = spec.head, problem.architecture(spec).targets
+    assert isinstance(head, KernelRidge)
+    generator = xp.random.default_rng(0)
+    samples = FeatureSamples.empty(features, "float16", xp)
+    for start in range(0, count, 1000):
+        own = generator.standard_normal((1000, features), np.float32)
+        signs = xp.sign(generator.standard_normal((1000, targets), np.float32))
+        samples = samples.fold(start, own, signs, np.ones(1000, bool))
+    del own, signs
+    pool.free_all_blocks()
+    before = pool.total_bytes()
+    with Backend("cupy", matmul_precision).working():
+        head.fit_samples(samples, 10)
+    used = pool.total_bytes() - before
+    planned = pair_bytes(problem, spec, 1) + diagonal_bytes(count)
+    print(f"used {used / 2**30:.2f} GiB, planned {planned / 2**30:.2f} GiB")
+    assert 4 * count**2 < used < planned < 8 * count**2
 
 
 def test_kernel_ridge_run_equals_that_of_the_cpu(

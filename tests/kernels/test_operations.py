@@ -25,7 +25,8 @@ def get_gpu_parameters() -> dict[str, list[str]]:
         module = ast.parse((GPU / f"{str(node.module).rpartition('.')[2]}.py").read_text())
         functions = {item.name: item for item in module.body if isinstance(item, ast.FunctionDef)}
         for alias in node.names:
-            parameters[alias.name] = [a.arg for a in functions[alias.name].args.args]
+            arguments = functions[alias.name].args
+            parameters[alias.name] = [a.arg for a in (*arguments.args, *arguments.kwonlyargs)]
     return parameters
 
 

@@ -26,7 +26,9 @@ from rescnet_dist.planning.choose import ADVISED_MEMORY_MARGIN
 from rescnet_dist.planning.requirements import (
     bank_bytes,
     chunk_bytes,
+    device_memory,
     max_resident_accumulators,
+    sample_bytes,
     traffic,
 )
 from rescnet_dist.store import RunStore
@@ -219,6 +221,15 @@ def test_large_accumulators_are_folded_from_many_images(
     run_spec = RunSpec(chunk_images=100)
     plan = make_plan(Problem(images, (32, 32, 3), 10), spec, run_spec, workers)
     assert plan.accumulators == accumulators
+
+
+def test_a_gpu_has_the_matrix_of_all_pairs_once() -> None:
+    """More images need the bytes of its larger side squared, and less than 100 KB each."""
+    spec, gpu = CIFAR.replace(head="kernel-ridge"), Plan(1000, 10, 1, 2, 1)
+    few, many = (Problem(images, (32, 32, 3), 10) for images in (100_000, 110_000))
+    grown = device_memory(many, spec, gpu) - device_memory(few, spec, gpu)
+    row = sample_bytes(many, spec) / many.images + 100_000
+    assert 0 <= grown - 4 * (many.images**2 - few.images**2) < 10_000 * row
 
 
 @pytest.mark.parametrize(

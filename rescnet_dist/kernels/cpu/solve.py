@@ -29,10 +29,13 @@ PART_ROWS, PART_COLUMNS = 512, 128
 SUMS = 4  # of products with parts, which threads compute; it fixes the order of all sums
 
 
-def whiten(scatter: Array, mean: Array, count: float, ridge: float) -> tuple[Array, Solve]:
+def whiten(
+    scatter: Array, mean: Array, count: float, ridge: float, *, overwrite: bool = False
+) -> tuple[Array, Solve]:
     """Return the scale (D,) and the solve function of a `Whitening`.
 
-    scatter (D, D) and mean (D,) of the features.
+    scatter (D, D) and mean (D,) of the features. The scatter stays as it is, even with `overwrite`:
+    much of its upper triangle may have no memory yet.
     """
     if len(scatter) >= MIN_SINGLE_FEATURES and scatter.dtype == np.float32:
         try:

@@ -17,10 +17,9 @@ from rescnet_dist.kernels.gpu.device import (
     split_mean,
     transpose,
 )
+from rescnet_dist.kernels.solving import GPU_PANEL_COLUMNS
 
 cublas, get_cublas_handle = load_cuda_library("cublas")
-
-SCATTER_PANEL_COLUMNS = 1024  # columns of the lower triangle that are computed at a time
 
 add_product = cupy.ElementwiseKernel("T a, T b", "T total", "total += a * b", "rescnet_outer")
 
@@ -31,14 +30,15 @@ def new_square(side: int, dtype: np.dtype[np.floating]) -> Array:
     return padded[:side, :side]
 
 
-def as_square(matrix: Array) -> Array:
+def as_square(matrix: Array, *, copy: bool = False) -> Array:
     """Return a matrix (D, D) with the memory layout of `new_square`.
 
-    It is copied if it has another layout, as a matrix from another worker has.
+    It is copied on request, or if it has another layout, as a matrix from another worker has.
     """
     side = len(matrix)
     pitch = align(side) * matrix.dtype.itemsize
-    if matrix.base is not None and matrix.strides == (matrix.dtype.itemsize, pitch):
+    is_square = matrix.base is not None and matrix.strides == (matrix.dtype.itemsize, pitch)
+    if is_square and not copy:
         return matrix
     square = new_square(side, matrix.dtype)
     square[...] = matrix
@@ -148,8 +148,11 @@ def _syrk(total: Array, rows: Array) -> None:
 
 
 def add_panels(total: Array, left: Array, right: Array, factor: float = 1.0) -> None:
-    """Add factor·left rightᵀ, (D', n) each, to the lower triangle of total, panel by panel."""
+    """Add factor·left rightᵀ, (D', n) each, to the lower triangle of total, panel by panel.
+
+    Of the upper triangle it changes blocks (`GPU_PANEL_COLUMNS` a side) on the diagonal, no others.
+    """
     pitch = get_pitch(total)
-    for start in range(0, len(left), SCATTER_PANEL_COLUMNS):
+    for start in range(0, len(left), GPU_PANEL_COLUMNS):
         into = total.data.ptr + 4 * (start + start * pitch)
-        gemm(left[start:], right[start : start + SCATTER_PANEL_COLUMNS], into, pitch, factor)
+        gemm(left[start:], right[start : start + GPU_PANEL_COLUMNS], into, pitch, factor)

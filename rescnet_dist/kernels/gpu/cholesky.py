@@ -1,0 +1,246 @@
+"""Cholesky factors on a GPU, in single precision in the memory of the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import cupy
+import numpy as np
+
+from rescnet_dist._compat import load_cuda_library
+from rescnet_dist.kernels.gpu.device import (
+    PRODUCT_PARTS,
+    Array,
+    transpose,
+    using_matmul_precision,
+)
+from rescnet_dist.kernels.gpu.scatter import add_panels, get_pitch, new_square
+from rescnet_dist.kernels.solving import GPU_PANEL_COLUMNS
+
+cublas, get_cublas_handle = load_cuda_library("cublas")
+cusolver, get_cusolver_handle = load_cuda_library("cusolver")
+
+LOWER = cublas.CUBLAS_FILL_MODE_LOWER
+
+copy_lower = cupy.ElementwiseKernel(
+    "int64 width, int64 pitch",
+    "raw T square",
+    """
+    long row = i / width, column = i % width;
+    if (row < column) square[row + column * pitch] = square[column + row * pitch];
+    """,
+    "rescnet_mirror_lower",
+)
+# The lower triangle may be in the memory of the upper one: none of its numbers is read.
+scale_upper = cupy.ElementwiseKernel(
+    "raw T upper, raw U root, raw U diagonal, int64 width, int64 pitch",
+    "raw U lower",
+    """
+    long row = i % width, column = i / width;
+    if (row == column) lower[row + column * pitch] = diagonal[row];
+    if (row > column)
+        lower[row + column * pitch] = U(upper[column + row * pitch]) * root[row] * root[column];
+    """,
+    "rescnet_scale_upper",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InPlaceFactor:
+    """A symmetric matrix, and its Cholesky factor in the lower triangle of the same memory.
+
+    Attributes
+    ----------
+    square : ndarray of float32, shape (D, D)
+        The matrix in its strict upper triangle, outside the blocks on the diagonal. It has the
+        memory layout of `new_square`.
+    blocks : ndarray of float32, shape (ceil(D / b), b, b)
+        The blocks of the matrix on the diagonal, b = `GPU_PANEL_COLUMNS`, as a factorization
+        overwrites both of their triangles. The last one may be filled in part.
+    """
+
+    square: Array
+    blocks: Array
+
+    @classmethod
+    def of(cls, square: Array) -> InPlaceFactor:
+        """Return the matrix with this lower triangle (D, D), of `new_square`; the upper one is set.
+
+        There is no factor yet.
+        """
+        mirror_lower(square)
+        side = GPU_PANEL_COLUMNS
+        blocks = cupy.empty((-(-len(square) // side), side, side), square.dtype)
+        held = cls(square, blocks)
+        for rows, block in held._each_block():
+            block[...] = square[rows, rows]
+        return held
+
+    def factorize(self, root: Array, diagonal: Array, updates: str) -> Array:
+        """Return the lower Cholesky factor (D, D) of matrix·root·rootᵀ with this diagonal (D,).
+
+        It replaces the factor before. Updates have this precision of matrix products. Raises
+        LinAlgError if there is no factor.
+        """
+        self.restore_upper()
+        _scale(self.square, root, diagonal, self.square)
+        _factorize_panels(self.square, updates)
+        return self.square
+
+    def restore_upper(self) -> None:
+        """Restore all of the upper triangle. The factor before is not valid any more."""
+        for rows, block in self._each_block():
+            self.square[rows, rows] = block
+
+    def multiply(self, x: Array) -> Array:
+        """Return matrix · x (D, K) in double precision, in a fixed order of all sums."""
+        x = cupy.ascontiguousarray(x)
+        result = cupy.empty_like(x)
+        for rows, block in self._each_block():
+            result[rows] = block.astype(np.float64) @ x[rows]
+        for rows, _ in self._each_block():
+            self._add_products(rows, x, result)
+        return result
+
+    def _add_products(self, rows: slice, x: Array, result: Array) -> None:
+        """Add the products with the matrix to the right of a block, and below it, to the result."""
+        after = slice(rows.stop, None)
+        part = self.square.T[after, rows].astype(np.float64)  # whose rows are contiguous
+        if len(part):
+            result[rows] += part.T @ x[after]
+            result[after] += part @ x[rows]
+
+    def _each_block(self) -> Iterator[tuple[slice, Array]]:
+        """Yield the rows of each block on the diagonal, and the block (b', b')."""
+        for start, block in zip(
+            range(0, len(self.square), GPU_PANEL_COLUMNS), self.blocks, strict=True
+        ):
+            stop = min(start + GPU_PANEL_COLUMNS, len(self.square))
+            yield slice(start, stop), block[: stop - start, : stop - start]
+
+
+def factorize_double(square: Array, root: Array, diagonal: Array) -> Array:
+    """Return the lower Cholesky factor (D, D) of square·root·rootᵀ with this diagonal (D,).
+
+    The upper triangle of the square (D, D), of `new_square`, is read. The factor is in double
+    precision and in Fortran order. Raises LinAlgError if there is none.
+    """
+    factor, failed = new_square(len(square), np.dtype(np.float64)), cupy.zeros(1, np.int32)
+    _scale(square, root, diagonal, factor)
+    _factor_block(factor, failed)
+    _check_minors(failed)
+    return factor
+
+
+def mirror_lower(square: Array) -> None:
+    """Copy the lower triangle of a matrix (D, D) of `new_square` to the upper one."""
+    memory = _padded_memory(square)
+    copy_lower(len(square), len(memory), memory, size=len(square) ** 2)
+
+
+def solve_factored(factor: Array, columns: Array) -> Array:
+    """Solve for columns (D, K) in the precision of the lower factor (D, D)."""
+    dtype = factor.dtype
+    x, failed = cupy.array(columns, dtype, order="F"), cupy.zeros(1, np.int32)
+    routine = {"f": cusolver.spotrs, "d": cusolver.dpotrs}[dtype.char]
+    routine(
+        get_cusolver_handle(),
+        LOWER,
+        len(factor),
+        x.shape[1],
+        factor.data.ptr,
+        factor.strides[1] // dtype.itemsize,
+        x.data.ptr,
+        len(x),
+        failed.data.ptr,
+    )
+    return x
+
+
+def _factorize_panels(square: Array, updates: str) -> None:
+    """Replace the lower triangle of a matrix (D, D) of `new_square` by its Cholesky factor.
+
+    It is in single precision. Products with this precision update the columns to the right of each
+    panel, which is nearly all of the work: on matrix units, unless it is "float32". Split numbers
+    keep nearly all digits; half precision suffices for a preconditioner if the ridge is not tiny.
+    Of the upper triangle only blocks on the diagonal change, as all panels of factors and of
+    products have the same sides.
+    """
+    side, panel = len(square), GPU_PANEL_COLUMNS
+    failed = cupy.zeros(-(-side // panel), np.int32)
+    for number, start in enumerate(range(0, side, panel)):
+        stop = min(start + panel, side)
+        _factor_block(square[start:stop, start:stop], failed[number:])
+        if stop < side:
+            below = square[stop:, start:stop]
+            _solve_block(square[start:stop, start:stop], below)
+            _subtract_products(square[stop:, stop:], below, updates)
+    _check_minors(failed)
+
+
+def _subtract_products(total: Array, below: Array, updates: str) -> None:
+    """Subtract below·belowᵀ, of below (m, b), from the lower triangle of total (m, m)."""
+    with using_matmul_precision(updates):
+        parts = transpose(below.T)
+    left, right = parts[0], parts[0]
+    if len(parts) > 1:  # one product, which sums those of the parts
+        left, right = (
+            cupy.concatenate([parts[pair[place]] for pair in PRODUCT_PARTS[2]], axis=1)
+            for place in (0, 1)
+        )
+    add_panels(total, left, right, -1.0)
+
+
+def _check_minors(failed: Array) -> None:
+    """Raise LinAlgError if a panel has no factor; failed (m,) are the orders of its minors."""
+    if minors := failed[failed != 0].tolist():
+        raise np.linalg.LinAlgError(
+            f"The leading minor of order {minors[0]} of a panel is not positive."
+        )
+
+
+def _factor_block(block: Array, failed: Array) -> None:
+    """Replace a block on the diagonal by its lower factor; sets failed[0] if it has none."""
+    handle, dtype, pitch = get_cusolver_handle(), block.dtype, get_pitch(block)
+    buffer_size, routine = {
+        "f": (cusolver.spotrf_bufferSize, cusolver.spotrf),
+        "d": (cusolver.dpotrf_bufferSize, cusolver.dpotrf),
+    }[dtype.char]
+    size = buffer_size(handle, LOWER, len(block), block.data.ptr, pitch)
+    work = cupy.empty(size, dtype)
+    routine(handle, LOWER, len(block), block.data.ptr, pitch, work.data.ptr, size, failed.data.ptr)
+
+
+def _solve_block(factor: Array, below: Array) -> None:
+    """Replace below (m, b) by below · factor⁻ᵀ, of a lower factor (b, b), in single precision."""
+    one = np.array(1, np.float32)
+    cublas.strsm(
+        get_cublas_handle(),
+        cublas.CUBLAS_SIDE_RIGHT,
+        LOWER,
+        cublas.CUBLAS_OP_T,
+        cublas.CUBLAS_DIAG_NON_UNIT,
+        *below.shape,
+        one.ctypes.data,
+        factor.data.ptr,
+        get_pitch(factor),
+        below.data.ptr,
+        get_pitch(below),
+    )
+
+
+def _scale(square: Array, root: Array, diagonal: Array, lower: Array) -> None:
+    """Write the upper triangle of square·root·rootᵀ, with this diagonal (D,), to the lower one.
+
+    The square and `lower` are matrices (D, D) of `new_square`, which may be the same.
+    """
+    memory, dtype = _padded_memory(square), lower.dtype
+    into = memory if lower is square else _padded_memory(lower)
+    root, diagonal = root.astype(dtype), diagonal.astype(dtype)
+    scale_upper(memory, root, diagonal, len(square), len(memory), into, size=len(square) ** 2)
+
+
+def _padded_memory(square: Array) -> Array:
+    """Return the padded matrix that a matrix of `new_square` is a view of, column by column."""
+    return square.base.reshape(square.strides[1] // square.dtype.itemsize, -1)
