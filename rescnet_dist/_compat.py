@@ -526,11 +526,10 @@ def load_blas_routine(name: str, n_arguments: int) -> Callable[..., None] | None
 CUDA_LIBRARY_NAMES = {
     "cublas": (
         *("CUBLAS_DIAG_NON_UNIT", "CUBLAS_FILL_MODE_LOWER", "CUBLAS_OP_N", "CUBLAS_OP_T"),
-        *("CUBLAS_SIDE_RIGHT", "dsyrk", "gemmEx", "gemmStridedBatchedEx", "ssyrk", "strsm"),
+        *("CUBLAS_SIDE_LEFT", "CUBLAS_SIDE_RIGHT", "dsyrk", "gemmEx", "gemmStridedBatchedEx"),
+        *("sgemm", "ssyrk", "strsm", "strsmBatched"),
     ),
-    "cusolver": (
-        *("dpotrf", "dpotrf_bufferSize", "dpotrs", "spotrf", "spotrf_bufferSize", "spotrs"),
-    ),
+    "cusolver": ("dpotrf", "dpotrf_bufferSize", "dpotrs", "spotrf", "spotrf_bufferSize"),
 }
 
 

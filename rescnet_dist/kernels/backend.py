@@ -132,7 +132,7 @@ class Backend:
     def prepare(self) -> None:
         """Load, and compile if needed, everything that the first pass needs."""
         if self.on_gpu:
-            self._device()
+            self._device().hand_over_quickly()
         else:
             prepare()
 

@@ -13,7 +13,7 @@ from rescnet_dist.kernels.cpu.convolution import convolution_bytes
 from rescnet_dist.kernels.cpu.products import products_bytes
 from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
 from rescnet_dist.kernels.samples import PRODUCT_FEATURES
-from rescnet_dist.kernels.solving import GPU_PANEL_COLUMNS, MIN_SINGLE_FEATURES
+from rescnet_dist.kernels.solving import GPU_PANEL_COLUMNS, MIN_SINGLE_FEATURES, SOLVED_ROWS
 from rescnet_dist.model.architecture import GPU_SLAB_BYTES, SLAB_BYTES, Architecture
 from rescnet_dist.planning.cg import FEATURE_SLAB_COPIES, SolverCosts, count_merges
 from rescnet_dist.planning.plan import Plan
@@ -224,9 +224,9 @@ def pair_bytes(problem: Problem, spec: NetworkSpec, copies: int) -> int:
 
 
 def diagonal_bytes(side: int) -> int:
-    """Return the bytes of the blocks on the diagonal that a GPU keeps while it factorizes."""
+    """Return the bytes of blocks on the diagonal, and of inverses, that a GPU solves with."""
     blocks = math.ceil(side / GPU_PANEL_COLUMNS) if side >= MIN_SINGLE_FEATURES else 0
-    return blocks * 4 * GPU_PANEL_COLUMNS**2
+    return blocks * 4 * GPU_PANEL_COLUMNS * (GPU_PANEL_COLUMNS + SOLVED_ROWS)
 
 
 def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:

@@ -16,12 +16,13 @@ from rescnet_dist.kernels.gpu.device import (
     using_matmul_precision,
 )
 from rescnet_dist.kernels.gpu.scatter import add_panels, get_pitch, new_square
-from rescnet_dist.kernels.solving import GPU_PANEL_COLUMNS
+from rescnet_dist.kernels.solving import GPU_PANEL_COLUMNS, SOLVED_ROWS
 
 cublas, get_cublas_handle = load_cuda_library("cublas")
 cusolver, get_cusolver_handle = load_cuda_library("cusolver")
 
 LOWER = cublas.CUBLAS_FILL_MODE_LOWER
+ONE, MINUS_ONE, ZERO = (np.array(value, np.float32) for value in (1, -1, 0))  # factors of products
 
 copy_lower = cupy.ElementwiseKernel(
     "int64 width, int64 pitch",
@@ -139,23 +140,117 @@ def mirror_lower(square: Array) -> None:
     copy_lower(len(square), len(memory), memory, size=len(square) ** 2)
 
 
-def solve_factored(factor: Array, columns: Array) -> Array:
-    """Solve for columns (D, K) in the precision of the lower factor (D, D)."""
-    dtype = factor.dtype
-    x, failed = cupy.array(columns, dtype, order="F"), cupy.zeros(1, np.int32)
-    routine = {"f": cusolver.spotrs, "d": cusolver.dpotrs}[dtype.char]
-    routine(
+def solve_double(factor: Array, columns: Array) -> Array:
+    """Solve for columns (D, K) with a lower factor (D, D) in double precision."""
+    x, failed = cupy.array(columns, np.float64, order="F"), cupy.zeros(1, np.int32)
+    cusolver.dpotrs(
         get_cusolver_handle(),
         LOWER,
         len(factor),
         x.shape[1],
         factor.data.ptr,
-        factor.strides[1] // dtype.itemsize,
+        get_pitch(factor),
         x.data.ptr,
         len(x),
         failed.data.ptr,
     )
     return x
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSolver:
+    """Solves with a lower Cholesky factor in single precision, a block of rows after the other.
+
+    A triangle takes as many steps as it has rows, each of which a GPU does in no time: it waits.
+    The blocks on the diagonal are therefore inverted, all at once, and the rest are products.
+
+    Attributes
+    ----------
+    factor : ndarray of float32, shape (D, D)
+        The factor, in Fortran order.
+    inverses : ndarray of float32, shape (ceil(D / b), b, b)
+        The inverses of its blocks on the diagonal, b = `SOLVED_ROWS`, each in Fortran order, that
+        is, transposed.
+    """
+
+    factor: Array
+    inverses: Array
+
+    @classmethod
+    def of(cls, factor: Array) -> BlockSolver:
+        """Invert the blocks on the diagonal of a factor (D, D)."""
+        side, size = len(factor), SOLVED_ROWS
+        inverses = cupy.empty((-(-side // size), size, size), np.float32)
+        inverses[...] = cupy.eye(size, dtype=np.float32)
+        step = factor.itemsize * size * (1 + get_pitch(factor))
+        into = factor.itemsize * size**2
+        whole, rest = divmod(side, size)
+        for first, count, rows in ((0, whole, size), (whole, 1, rest)):
+            if not count or not rows:
+                continue
+            blocks = first + np.arange(count, dtype=np.int64)
+            sources = cupy.asarray(factor.data.ptr + step * blocks)
+            targets = cupy.asarray(inverses.data.ptr + into * blocks)
+            cublas.strsmBatched(
+                get_cublas_handle(),
+                cublas.CUBLAS_SIDE_LEFT,
+                LOWER,
+                cublas.CUBLAS_OP_N,
+                cublas.CUBLAS_DIAG_NON_UNIT,
+                rows,
+                rows,
+                ONE.ctypes.data,
+                sources.data.ptr,
+                get_pitch(factor),
+                targets.data.ptr,
+                size,
+                count,
+            )
+        return cls(factor, inverses)
+
+    def __call__(self, columns: Array) -> Array:
+        """Solve for columns (D, K); the solution is in single precision."""
+        factor, inverses = self.factor, self.inverses.transpose(0, 2, 1)
+        x = cupy.array(columns, np.float32, order="F")
+        y, side = cupy.empty_like(x), len(x)
+        blocks = [
+            (slice(start, min(start + SOLVED_ROWS, side)), inverse)
+            for start, inverse in zip(range(0, side, SOLVED_ROWS), inverses, strict=True)
+        ]
+        for rows, inverse in blocks:  # factor · y = columns
+            _multiply(inverse, x[rows], y[rows])
+            if rows.stop < side:
+                _multiply(factor[rows.stop :, rows], y[rows], x[rows.stop :], subtract=True)
+        for rows, inverse in reversed(blocks):  # factorᵀ · x = y
+            _multiply(inverse, y[rows], x[rows], transposed=True)
+            if rows.start:
+                before = slice(rows.start)
+                _multiply(factor[rows, before], x[rows], y[before], transposed=True, subtract=True)
+        return x
+
+
+def _multiply(
+    left: Array, right: Array, into: Array, *, transposed: bool = False, subtract: bool = False
+) -> None:
+    """Write left·right (m, K), or leftᵀ·right, to `into`, or subtract it from that.
+
+    All are in Fortran order and in single precision; left may have more rows and columns.
+    """
+    cublas.sgemm(
+        get_cublas_handle(),
+        cublas.CUBLAS_OP_T if transposed else cublas.CUBLAS_OP_N,
+        cublas.CUBLAS_OP_N,
+        *into.shape,
+        len(right),
+        (MINUS_ONE if subtract else ONE).ctypes.data,
+        left.data.ptr,
+        get_pitch(left),
+        right.data.ptr,
+        get_pitch(right),
+        (ONE if subtract else ZERO).ctypes.data,
+        into.data.ptr,
+        get_pitch(into),
+    )
 
 
 def _factorize_panels(square: Array, updates: str) -> None:
@@ -214,7 +309,6 @@ def _factor_block(block: Array, failed: Array) -> None:
 
 def _solve_block(factor: Array, below: Array) -> None:
     """Replace below (m, b) by below · factor⁻ᵀ, of a lower factor (b, b), in single precision."""
-    one = np.array(1, np.float32)
     cublas.strsm(
         get_cublas_handle(),
         cublas.CUBLAS_SIDE_RIGHT,
@@ -222,7 +316,7 @@ def _solve_block(factor: Array, below: Array) -> None:
         cublas.CUBLAS_OP_T,
         cublas.CUBLAS_DIAG_NON_UNIT,
         *below.shape,
-        one.ctypes.data,
+        ONE.ctypes.data,
         factor.data.ptr,
         get_pitch(factor),
         below.data.ptr,

@@ -11,10 +11,11 @@ import numpy as np
 
 from rescnet_dist.errors import SingularError
 from rescnet_dist.kernels.gpu.cholesky import (
+    BlockSolver,
     InPlaceFactor,
     factorize_double,
     mirror_lower,
-    solve_factored,
+    solve_double,
 )
 from rescnet_dist.kernels.gpu.device import Array, matmul_precision
 from rescnet_dist.kernels.gpu.scatter import as_square
@@ -53,7 +54,7 @@ def whiten(
     if not single:
         mirror_lower(square)
         factor = _factorize_double(square, root, diagonal, problem)
-        return scale, partial(solve_factored, factor)
+        return scale, partial(solve_double, factor)
     held = InPlaceFactor.of(square)
     factors = _factorize(held, root, diagonal, problem, matmul_precision())
     factor = next(factors)
@@ -71,14 +72,11 @@ def whiten(
         while factor.dtype == np.float32:
             try:
                 return conjugate_gradients(
-                    multiply,
-                    partial(solve_factored, factor),
-                    columns,
-                    MAX_GPU_RESIDUAL_FRACTION,
+                    multiply, BlockSolver.of(factor), columns, MAX_GPU_RESIDUAL_FRACTION
                 )
             except np.linalg.LinAlgError:  # the factor is too far from the covariance
                 factor = next(factors)
-        return solve_factored(factor, columns)
+        return solve_double(factor, columns)
 
     return scale, solve
 
