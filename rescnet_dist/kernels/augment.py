@@ -8,7 +8,7 @@ random numbers; the pixels are made by `Operations.make_copies`, on the CPU or o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -126,11 +126,16 @@ def augment_images(images: Any, index: Array, copy: Array, changes: Augmentation
     out = images.copy()
     rows = np.flatnonzero(copy)
     dtype = get_copy_dtype(images.dtype)
+    draws = _Draws(seed, index[rows], copy[rows])
+    drawn = _draw_parameters(images, changes, draws)
     step = _count_slab_images(images, changes)
     for start in range(0, len(rows), step):
-        slab = rows[start : start + step]
-        parameters = _draw_parameters(images, index[slab], copy[slab], changes, seed)
-        where = asarray_like(slab, images)
+        slab = slice(start, start + step)
+        parameters = drawn.select(slab)
+        if changes.noise:
+            noise = _draw_noise(images, changes.noise, draws.select(slab))
+            parameters = replace(parameters, noise=noise)
+        where = asarray_like(rows[slab], images)
         pixels = images[where].astype(dtype, copy=False)
         copies = get_operations(pixels).make_copies(pixels, parameters)
         out[where] = copies.astype(images.dtype, copy=False)
@@ -149,34 +154,31 @@ def full_range(dtype: np.dtype[Any]) -> float:
     return float(np.iinfo(dtype).max) if dtype.kind in "iu" else 1.0
 
 
-def _draw_parameters(
-    images: Any, index: Array, copy: Array, changes: Augmentation, seed: int
-) -> CopyParameters:
-    """Draw the parameters of m copies, none of which has the number 0.
-
-    index (m,) and copy (m,); shape and dtype are those of images (n, H, W, d).
-    """
-    shape, draws = images.shape[1:], _Draws(seed, index, copy)
-    corners = noise = limits = None
-    if changes.cutout:
-        corners = _draw_corners(shape, changes.cutout, draws)
-    if changes.noise:
-        noise = draws.normal(Draw.NOISE, math.prod(shape)).reshape(-1, *shape)
-        noise *= np.float32(changes.noise * full_range(images.dtype))
-    if images.dtype.kind != "f":
-        limits = _find_limits(images.dtype)
+def _draw_parameters(images: Any, changes: Augmentation, draws: _Draws) -> CopyParameters:
+    """Draw the parameters of copies but the noise; shape and dtype are those of images."""
+    shape = images.shape[1:]
     return CopyParameters(
         changes.padding,
-        _draw_affine(shape, copy, changes, draws) if changes.moves else None,
+        _draw_affine(shape, changes, draws) if changes.moves else None,
         changes.rotate > 0,
         _draw_factors(Draw.BRIGHTNESS, changes.brightness, draws),
         _draw_factors(Draw.CONTRAST, changes.contrast, draws),
         _draw_factors(Draw.SATURATION, changes.saturation, draws),
-        corners,
+        _draw_corners(shape, changes.cutout, draws) if changes.cutout else None,
         changes.cutout,
-        noise,
-        limits,
+        limits=_find_limits(images.dtype) if images.dtype.kind != "f" else None,
     )
+
+
+def _draw_noise(images: Any, deviation: float, draws: _Draws) -> Array:
+    """Draw the noise (m, H, W, d) of m copies; shape and dtype are those of images.
+
+    The deviation is a fraction of the pixel range.
+    """
+    shape = images.shape[1:]
+    noise = draws.normal(Draw.NOISE, math.prod(shape)).reshape(-1, *shape)
+    noise *= np.float32(deviation * full_range(images.dtype))
+    return noise
 
 
 def _find_limits(dtype: np.dtype[Any]) -> tuple[float, float]:
@@ -193,6 +195,10 @@ class _Draws:
 
     def __init__(self, seed: int, index: Array, copy: Array) -> None:
         self.seed, self.index, self.copy = seed, index, copy
+
+    def select(self, rows: slice) -> _Draws:
+        """Return the random numbers of some of the copies."""
+        return _Draws(self.seed, self.index[rows], self.copy[rows])
 
     def uniform(self, purpose: Draw, low: float, high: float) -> Array:
         """Draw uniform numbers (n,) in [low, high)."""
@@ -224,13 +230,11 @@ def find_flips(copy: Array, changes: Augmentation) -> tuple[Array, Array]:
     return flips.get("y", never), flips.get("x", never)
 
 
-def _draw_affine(
-    shape: tuple[int, ...], copy: Array, changes: Augmentation, draws: _Draws
-) -> Array:
-    """Draw the affine maps (n, 6) of copies (n,) of images (H, W, d); see `CopyParameters`."""
+def _draw_affine(shape: tuple[int, ...], changes: Augmentation, draws: _Draws) -> Array:
+    """Draw the affine maps (n, 6) of n copies of images (H, W, d); see `CopyParameters`."""
     height, width, _ = shape
-    n = len(copy)
-    flip_y, flip_x = find_flips(copy, changes)
+    n = len(draws.copy)
+    flip_y, flip_x = find_flips(draws.copy, changes)
     step = np.ones(n)  # source pixels per pixel of the copy
     center_y, center_x = np.full(n, (height - 1) / 2), np.full(n, (width - 1) / 2)
     if changes.crop < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,12 @@ class CopyParameters:
     cutout: int = 0
     noise: Array | None = None
     limits: tuple[float, float] | None = None
+
+    def select(self, rows: slice) -> CopyParameters:
+        """Return the parameters of some of the copies."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        arrays = {name: v[rows] for name, v in values.items() if isinstance(v, np.ndarray)}
+        return replace(self, **arrays)
 
     @property
     def adjusts(self) -> bool:
