@@ -99,8 +99,8 @@ class Augmentation:
 def augment_images(images: Any, index: Array, copy: Array, changes: Augmentation, seed: int) -> Any:
     """Make augmented copies of images, where the images are.
 
-    Copies on a GPU have the same bits as on the CPU. What is drawn, is drawn on the host, noise for
-    every pixel: the inverse of the normal distribution has other last digits on a GPU.
+    Copies on a GPU have the same bits as on the CPU. All random numbers are drawn on the host, also
+    the noise of each pixel: the normal distribution's inverse has other last digits on a GPU.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -63,8 +63,8 @@ class CopyParameters:
     def select(self, rows: slice) -> CopyParameters:
         """Return the parameters of some of the copies."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        arrays = {name: v[rows] for name, v in values.items() if isinstance(v, np.ndarray)}
-        return replace(self, **arrays)
+        values |= {name: v[rows] for name, v in values.items() if isinstance(v, np.ndarray)}
+        return CopyParameters(**values)
 
     @property
     def adjusts(self) -> bool:

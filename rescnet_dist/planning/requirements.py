@@ -216,9 +216,9 @@ def copies_bytes(problem: Problem, plan: Plan) -> int:
     if not problem.copies:
         return 0
     image = math.prod(problem.image_shape) * problem.itemsize
-    # originals, which are at most as many, and their repetitions; these and the copies
     making = copy_image_bytes(problem.image_shape, np.dtype(f"u{problem.itemsize}"))
     slab = min(max(COPY_SLAB_BYTES, making), plan.chunk_images * making)
+    # The originals, at most as many, and their repetitions, then these and the copies
     return 2 * plan.chunk_images * image + slab
 
 

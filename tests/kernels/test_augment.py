@@ -301,6 +301,20 @@ def test_copies_do_not_depend_on_slab_size(
     np.testing.assert_array_equal(augment_images(images, index, copy, spec, SEED), whole)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_copies_do_not_depend_on_the_layout_of_images(rng: np.random.Generator, dtype: str) -> None:
+    """Images may be a view, as of an array with channels first."""
+    images, spec = make_images(rng, dtype), Augmentation(**COMBINED_CHANGES["everything"])
+    index, copy = np.arange(6), np.arange(6)
+    expected = augment_images(images, index, copy, spec, SEED)
+    for view in (
+        np.asfortranarray(images),
+        np.ascontiguousarray(images.transpose(3, 1, 2, 0)).transpose(3, 1, 2, 0),
+        np.ascontiguousarray(images[:, :, ::-1])[:, :, ::-1],
+    ):
+        np.testing.assert_array_equal(augment_images(view, index, copy, spec, SEED), expected)
+
+
 @pytest.mark.parametrize("name", SINGLE_CHANGES)
 def test_copies_differ_by_seed_image_and_copy(rng: np.random.Generator, name: str) -> None:
     """No copy is the original. Flips depend on the copy number only."""

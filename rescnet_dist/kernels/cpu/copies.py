@@ -12,7 +12,7 @@ from rescnet_dist.kernels.cpu.loading import kernel
 def make_copies(pixels: Array, parameters: CopyParameters) -> Array:
     """Return the copies (n, H, W, d) of pixels (n, H, W, d), which may be overwritten."""
     (n, height, width, channels), dtype = pixels.shape, pixels.dtype
-    lines = pixels.reshape(n, height, width * channels)
+    lines = np.ascontiguousarray(pixels).reshape(n, height, width * channels)
     if parameters.affine is not None:
         images, lines = lines, np.empty_like(lines)
         padding = PADDINGS.index(parameters.padding)
