@@ -9,13 +9,15 @@ import numpy as np
 
 from rescnet_dist.data.rows import Rows
 from rescnet_dist.errors import CorruptDataError
-from rescnet_dist.kernels import Augmentation, augment_images
+from rescnet_dist.kernels import Augmentation, Backend, augment_images
 from rescnet_dist.spec import AugmentSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def copy_maker(rows: Rows, augment: AugmentSpec, seed: int) -> Callable[[Array], Array] | None:
+def copy_maker(
+    rows: Rows, augment: AugmentSpec, seed: int, backend: Backend
+) -> Callable[[Array], Array] | None:
     """Return the function that makes the images of consecutive rows from their originals.
 
     Parameters
@@ -26,12 +28,15 @@ def copy_maker(rows: Rows, augment: AugmentSpec, seed: int) -> Callable[[Array],
         The copies that the run has of each training image.
     seed : int
         The seed of the run.
+    backend : Backend
+        Where copies are made; their bits are the same everywhere.
 
     Returns
     -------
     callable or None
         Takes the originals (m, H, W, d), those of `Rows.image_range`, and returns the images
-        (n, H, W, d) of the rows. None if there are no copies: both are the same.
+        (n, H, W, d) of the rows, as an array of the backend. None if there are no copies: both are
+        the same.
     """
     if not augment.copies:
         return None
@@ -39,7 +44,9 @@ def copy_maker(rows: Rows, augment: AugmentSpec, seed: int) -> Callable[[Array],
     changes = Augmentation(**augment.copy_options)
 
     def make_copies(originals: Array) -> Array:
-        return augment_images(originals[rows.image - first], rows.image, rows.copy, changes, seed)
+        images = backend.put(originals)
+        images = images[backend.put(rows.image - first)]
+        return augment_images(images, rows.image, rows.copy, changes, seed)
 
     return make_copies
 
@@ -51,6 +58,6 @@ def describe_altered_images(
     problem = str(error)
     if augment.copies:
         problem = problem.rstrip(".") + (
-            ", or their augmented copies differ, as with another NumPy or processor."
+            ", or their augmented copies differ, as with another release or NumPy."
         )
     return CorruptDataError(f"{problem} {remedy}")

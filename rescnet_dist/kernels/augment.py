@@ -1,25 +1,29 @@
 """Augmented copies of images, in bulk. A copy depends on (seed, image, copy number) only.
 
 All geometric changes of a copy are composed into one affine map from its pixels to those of the
-original, so that it is resampled only once. Color, cutout and noise follow.
+original, so that it is resampled only once. Color, cutout and noise follow. This module draws the
+random numbers; the pixels are made by `Operations.make_copies`, on the CPU or on a GPU.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import scipy
 
+from rescnet_dist.kernels.arrays import asarray_like, on_gpu
+from rescnet_dist.kernels.backend import get_operations
+from rescnet_dist.kernels.copy_parameters import CopyParameters, get_copy_dtype
+from rescnet_dist.kernels.gpu_tiles import COPY_SLAB_BYTES, copy_image_bytes
 from rescnet_dist.kernels.hashing import uniforms
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SLAB_PIXELS = 2**16  # processed at a time, so that they fit into the CPU's cache
-LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in perceived brightness
-OUTSIDE = -2.0  # a coordinate that is more than one pixel away from every pixel
 
 
 class Draw(IntEnum):
@@ -92,14 +96,15 @@ class Augmentation:
         return bool(self.flip or self.flip_vertical or self.shift or self.rotate or grows)
 
 
-def augment_images(
-    images: Array, index: Array, copy: Array, changes: Augmentation, seed: int
-) -> Array:
-    """Make augmented copies of images.
+def augment_images(images: Any, index: Array, copy: Array, changes: Augmentation, seed: int) -> Any:
+    """Make augmented copies of images, where the images are.
+
+    Copies on a GPU have the same bits as on the CPU. All random numbers are drawn on the host, also
+    the noise of each pixel: the normal distribution's inverse has other last digits on a GPU.
 
     Parameters
     ----------
-    images : ndarray of shape (n, H, W, d)
+    images : ndarray or cupy.ndarray of shape (n, H, W, d)
         The original images. Booleans are converted to uint8.
     index : ndarray of int, shape (n,)
         The index of each image in its dataset, a key of its random numbers.
@@ -112,7 +117,7 @@ def augment_images(
 
     Returns
     -------
-    ndarray of shape (n, H, W, d)
+    ndarray or cupy.ndarray of shape (n, H, W, d)
         The copies, in the dtype of `images`. Integer pixels are rounded and clipped to the range
         of their dtype.
     """
@@ -120,11 +125,28 @@ def augment_images(
         images = images.astype(np.uint8)
     out = images.copy()
     rows = np.flatnonzero(copy)
-    step = max(1, SLAB_PIXELS // (images.shape[1] * images.shape[2]))
+    dtype = get_copy_dtype(images.dtype)
+    draws = _Draws(seed, index[rows], copy[rows])
+    drawn = _draw_parameters(images, changes, draws)
+    step = _count_slab_images(images, changes)
     for start in range(0, len(rows), step):
-        slab = rows[start : start + step]
-        out[slab] = _make_copies(images[slab], index[slab], copy[slab], changes, seed)
+        slab = slice(start, start + step)
+        parameters = drawn.select(slab)
+        if changes.noise:
+            noise = _draw_noise(images, changes.noise, draws.select(slab))
+            parameters = replace(parameters, noise=noise)
+        where = asarray_like(rows[slab], images)
+        pixels = images[where].astype(dtype, copy=False)
+        copies = get_operations(pixels).make_copies(pixels, parameters)
+        out[where] = copies.astype(images.dtype, copy=False)
     return out
+
+
+def _count_slab_images(images: Any, changes: Augmentation) -> int:
+    """Return the number of images (n, H, W, d) whose copies are made at a time."""
+    if on_gpu(images) and not changes.noise:
+        return max(1, COPY_SLAB_BYTES // copy_image_bytes(images.shape[1:], images.dtype))
+    return max(1, SLAB_PIXELS // (images.shape[1] * images.shape[2]))
 
 
 def full_range(dtype: np.dtype[Any]) -> float:
@@ -132,25 +154,40 @@ def full_range(dtype: np.dtype[Any]) -> float:
     return float(np.iinfo(dtype).max) if dtype.kind in "iu" else 1.0
 
 
-def _make_copies(
-    images: Array, index: Array, copy: Array, changes: Augmentation, seed: int
-) -> Array:
-    """Return copies (n, H, W, d), none of which has the number 0, of images (n, H, W, d)."""
-    draws = _Draws(seed, index, copy)
-    is_wide = images.dtype.kind in "iu" and images.dtype.itemsize > 2
-    pixels: Array = images.astype(np.float64 if is_wide else np.float32)
-    if changes.moves:
-        pixels = _transform(pixels, copy, changes, draws)
-    pixels = _adjust_color(pixels, changes, draws)
-    if changes.cutout:
-        pixels[_cutout_mask(images.shape[1:3], changes.cutout, draws)] = 0
-    if changes.noise:
-        noise = draws.normal(Draw.NOISE, pixels[0].size).reshape(pixels.shape)
-        pixels = pixels + np.float32(changes.noise * full_range(images.dtype)) * noise
-    if images.dtype.kind == "f":
-        return pixels.astype(images.dtype)
-    limits = np.iinfo(images.dtype)
-    return np.clip(np.rint(pixels), limits.min, limits.max).astype(images.dtype)
+def _draw_parameters(images: Any, changes: Augmentation, draws: _Draws) -> CopyParameters:
+    """Draw the parameters of copies but the noise; shape and dtype are those of images."""
+    shape = images.shape[1:]
+    return CopyParameters(
+        changes.padding,
+        _draw_affine(shape, changes, draws) if changes.moves else None,
+        changes.rotate > 0,
+        _draw_factors(Draw.BRIGHTNESS, changes.brightness, draws),
+        _draw_factors(Draw.CONTRAST, changes.contrast, draws),
+        _draw_factors(Draw.SATURATION, changes.saturation, draws),
+        _draw_corners(shape, changes.cutout, draws) if changes.cutout else None,
+        changes.cutout,
+        limits=_find_limits(images.dtype) if images.dtype.kind != "f" else None,
+    )
+
+
+def _draw_noise(images: Any, deviation: float, draws: _Draws) -> Array:
+    """Draw the noise (m, H, W, d) of m copies; shape and dtype are those of images.
+
+    The deviation is a fraction of the pixel range.
+    """
+    shape = images.shape[1:]
+    noise = draws.normal(Draw.NOISE, math.prod(shape)).reshape(-1, *shape)
+    noise *= np.float32(deviation * full_range(images.dtype))
+    return noise
+
+
+def _find_limits(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """Return the smallest and largest value of an integer dtype that copies are made in."""
+    kind, limits = get_copy_dtype(dtype), np.iinfo(dtype)
+    high = kind.type(limits.max)
+    if int(high) > limits.max:  # of 8 bytes: rounded up
+        high = np.nextafter(high, kind.type(0))
+    return float(limits.min), float(high)
 
 
 class _Draws:
@@ -158,6 +195,10 @@ class _Draws:
 
     def __init__(self, seed: int, index: Array, copy: Array) -> None:
         self.seed, self.index, self.copy = seed, index, copy
+
+    def select(self, rows: slice) -> _Draws:
+        """Return the random numbers of some of the copies."""
+        return _Draws(self.seed, self.index[rows], self.copy[rows])
 
     def uniform(self, purpose: Draw, low: float, high: float) -> Array:
         """Draw uniform numbers (n,) in [low, high)."""
@@ -189,11 +230,11 @@ def find_flips(copy: Array, changes: Augmentation) -> tuple[Array, Array]:
     return flips.get("y", never), flips.get("x", never)
 
 
-def _transform(images: Array, copy: Array, changes: Augmentation, draws: _Draws) -> Array:
-    """Return images (n, H, W, d) flipped, shifted, cropped, rotated and scaled."""
-    _, height, width, _ = images.shape
-    n = len(copy)
-    flip_y, flip_x = find_flips(copy, changes)
+def _draw_affine(shape: tuple[int, ...], changes: Augmentation, draws: _Draws) -> Array:
+    """Draw the affine maps (n, 6) of n copies of images (H, W, d); see `CopyParameters`."""
+    height, width, _ = shape
+    n = len(draws.copy)
+    flip_y, flip_x = find_flips(draws.copy, changes)
     step = np.ones(n)  # source pixels per pixel of the copy
     center_y, center_x = np.full(n, (height - 1) / 2), np.full(n, (width - 1) / 2)
     if changes.crop < 1:
@@ -205,99 +246,25 @@ def _transform(images: Array, copy: Array, changes: Augmentation, draws: _Draws)
         center_x = center_x + draws.integers(Draw.SHIFT_X, -changes.shift, changes.shift)
     if changes.scale:
         step = step * (1 + changes.scale) ** draws.uniform(Draw.SCALE, -1, 1)
-    step_y, step_x = np.where(flip_y, -step, step), np.where(flip_x, -step, step)
-    down = step_y[:, None] * (np.arange(height) - (height - 1) / 2)  # (n, H)
-    right = step_x[:, None] * (np.arange(width) - (width - 1) / 2)  # (n, W)
+    angle = np.zeros(n)
     if changes.rotate:
         angle = np.deg2rad(draws.uniform(Draw.ROTATE, -changes.rotate, changes.rotate))
-        cos, sin = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]
-        y = center_y[:, None, None] + cos * down[:, :, None] - sin * right[:, None, :]
-        x = center_x[:, None, None] + sin * down[:, :, None] + cos * right[:, None, :]
-        return _resample(images, _pad(y, height, changes.padding), _pad(x, width, changes.padding))
-    y, x = center_y[:, None] + down, center_x[:, None] + right
-    return _resample_by_axis(
-        images, _pad(y, height, changes.padding), _pad(x, width, changes.padding)
-    )
-
-
-def _pad(coordinate: Array, side: int, padding: str) -> Array:
-    """Map coordinates along an axis of `side` pixels to coordinates inside, or to `OUTSIDE`."""
-    if padding == "reflect" and side > 1:
-        wrapped = np.mod(coordinate, 2 * (side - 1))
-        return np.minimum(wrapped, 2 * (side - 1) - wrapped)
-    inside = np.clip(coordinate, 0, side - 1)
-    if padding == "zero":
-        inside[np.abs(coordinate - inside) > 0.5] = OUTSIDE
-    return inside
-
-
-def _resample_by_axis(images: Array, y: Array, x: Array) -> Array:
-    """Interpolate images (n, H, W, d) linearly at rows y (n, H), then at columns x (n, W).
-
-    The result is exact where coordinates are integers.
-    """
-    n, height, width, channels = images.shape
-    rows = np.matmul(_hat_weights(y, height), images.reshape(n, height, width * channels))
-    transposed = rows.reshape(n, height, width, channels).swapaxes(1, 2)
-    columns = np.matmul(_hat_weights(x, width), transposed.reshape(n, width, height * channels))
-    return np.ascontiguousarray(columns.reshape(n, width, height, channels).swapaxes(1, 2))
-
-
-def _hat_weights(coordinate: Array, side: int) -> Array:
-    """Return the weights (n, m, side) of `side` pixels in linear interpolation at (n, m)."""
-    distance = coordinate.astype(np.float32)[:, :, None] - np.arange(side, dtype=np.float32)
-    np.abs(distance, out=distance)
-    np.subtract(1, distance, out=distance)
-    return np.maximum(distance, 0, out=distance)
-
-
-def _resample(images: Array, y: Array, x: Array) -> Array:
-    """Interpolate images (n, H, W, d) bilinearly at rows y and columns x, (n, H, W) each."""
-    n, height, width, channels = images.shape
-    pixels = images.reshape(n * height * width, channels)
-    first = np.arange(n)[:, None, None] * (height * width)
-    top, left = np.floor(y), np.floor(x)
-    fraction_y, fraction_x = (y - top).astype(np.float32), (x - left).astype(np.float32)
-    out = np.zeros(images.shape, np.float32)
-    for down, weight_y in ((0, 1 - fraction_y), (1, fraction_y)):
-        for right, weight_x in ((0, 1 - fraction_x), (1, fraction_x)):
-            row, column = top + down, left + right
-            weight = weight_y * weight_x
-            # `OUTSIDE`; past the last row and column the weight is 0 already
-            weight[(row < 0) | (column < 0)] = 0
-            position = np.clip(row, 0, height - 1) * width + np.clip(column, 0, width - 1)
-            out += weight[..., None] * pixels[first + position.astype(np.int64)]
-    return out
+    step_y, step_x = np.where(flip_y, -step, step), np.where(flip_x, -step, step)
+    return np.stack([center_y, center_x, step_y, step_x, np.cos(angle), np.sin(angle)], axis=1)
 
 
 # color and cutout ------------------------------------------------------------------------------
 
 
-def _adjust_color(images: Array, changes: Augmentation, draws: _Draws) -> Array:
-    """Return images (n, H, W, d) with brightness, contrast and saturation changed."""
-    if changes.brightness:
-        images = images * _draw_factor(Draw.BRIGHTNESS, changes.brightness, draws)
-    if changes.contrast:
-        mean = images.reshape(len(images), -1).mean(axis=1)[:, None, None, None]
-        images = mean + (images - mean) * _draw_factor(Draw.CONTRAST, changes.contrast, draws)
-    if changes.saturation:
-        gray = (images * np.array(LUMA, np.float32)).sum(axis=3, keepdims=True)
-        images = gray + (images - gray) * _draw_factor(Draw.SATURATION, changes.saturation, draws)
-    return images
+def _draw_factors(purpose: Draw, fraction: float, draws: _Draws) -> Array | None:
+    """Draw factors (n,) in [1 − fraction, 1 + fraction); None if the fraction is 0."""
+    if not fraction:
+        return None
+    return draws.uniform(purpose, 1 - fraction, 1 + fraction).astype(np.float32)
 
 
-def _draw_factor(purpose: Draw, fraction: float, draws: _Draws) -> Array:
-    """Draw factors (n, 1, 1, 1) in [1 − fraction, 1 + fraction)."""
-    return draws.uniform(purpose, 1 - fraction, 1 + fraction).astype(np.float32)[
-        :, None, None, None
-    ]
-
-
-def _cutout_mask(shape: tuple[int, int], side: int, draws: _Draws) -> Array:
-    """Return which pixels (n, H, W) are in a square of `side` centered anywhere in the image."""
-    inside = []
-    for purpose, length in ((Draw.CUTOUT_Y, shape[0]), (Draw.CUTOUT_X, shape[1])):
-        first = draws.integers(purpose, 0, length - 1) - side // 2
-        location = np.arange(length) - first[:, None]
-        inside.append((location >= 0) & (location < side))
-    return np.asarray(inside[0][:, :, None] & inside[1][:, None, :])
+def _draw_corners(shape: tuple[int, ...], side: int, draws: _Draws) -> Array:
+    """Draw the corners (n, 2) of squares of `side` centered anywhere in images (H, W, d)."""
+    purposes = (Draw.CUTOUT_Y, Draw.CUTOUT_X)
+    centers = (draws.integers(p, 0, n - 1) for p, n in zip(purposes, shape[:2], strict=True))
+    return np.stack([center.astype(np.int64) - side // 2 for center in centers], axis=1)

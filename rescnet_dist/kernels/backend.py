@@ -17,6 +17,7 @@ import numpy as np
 from rescnet_dist.errors import BackendError
 from rescnet_dist.kernels import cpu
 from rescnet_dist.kernels.arrays import Array, on_gpu, to_host
+from rescnet_dist.kernels.copy_parameters import CopyParameters
 from rescnet_dist.kernels.cpu.loading import prepare
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.solving import Solve
@@ -270,6 +271,12 @@ class Operations(Protocol):
 
         shape is theirs, (n, cells, f/bits, 2^bits); targets (rows, columns, m) are the cells of
         each block. The largest count of a cell's blocks is kept, or counts are summed.
+        """
+
+    def make_copies(self, pixels: Array, parameters: CopyParameters) -> Array:
+        """Return the copies (n, H, W, d) of pixels (n, H, W, d), in single or double precision.
+
+        The pixels may be overwritten. Both libraries give the same bits.
         """
 
     def column_means(self, rows: Array, weights: Array | None = None) -> Array:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.copy_parameters import get_copy_dtype
 
 TARGET_SHARED_BYTES = 44 * 1024  # shared memory that a block of threads should use
 MAX_SHARED_BYTES = 48 * 1024  # shared memory that a block of threads can use
@@ -21,6 +23,7 @@ MATRIX_UNIT_TILE_PIXELS = 16  # side of the tile that a block of threads compute
 SEGMENT_CHANNEL_MULTIPLE = 4  # that the channels of segments of pixels are padded to
 PATCH_SLAB_BYTES = 5 * 2**30  # size of the pixels whose patches are processed at a time
 HASH_SLAB_BYTES = 512 * 2**20  # size of the codes and counts of images that are hashed at a time
+COPY_SLAB_BYTES = 256 * 2**20  # for the images whose copies are made at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +225,9 @@ def patch_products_bytes(size: int, height: int, width: int, channels: int, imag
 def hash_image_bytes(height: int, width: int, groups: int, bits: int) -> int:
     """Return the bytes of the codes of an image, and of the counts of a block, twice."""
     return 4 * groups * (height * width + 2 * 2**bits)
+
+
+def copy_image_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Return the bytes that it takes to make a copy of an image (H, W, d) of a dtype."""
+    # as stored, before and after; converted, moved, and after the changes
+    return math.prod(shape) * (2 * dtype.itemsize + 3 * get_copy_dtype(dtype).itemsize)

@@ -333,18 +333,17 @@ class Predictor:
         scale = replace(self.image_scale, views=put_views(self.image_scale.views, backend))
         copy = np.arange(1 + augment.copies)[:, None]
         for rows in self._batches(len(images), len(copy)):
-            batch = images[rows]
-            if augment.copies:
-                index, number = np.broadcast_arrays(
-                    np.arange(first + rows.start, first + rows.stop), copy
-                )
-                batch = np.concatenate([batch] * len(copy))
-                batch = augment_images(
-                    batch, index.reshape(-1), number.reshape(-1), changes, PREDICT_SEED
-                )
-            batch = backend.put(batch)  # while another thread computes
+            batch = backend.put(images[rows])  # while another thread computes
             lock = GPU_LOCK if backend.on_gpu else nullcontext()
             with lock, backend.working(), np.errstate(all="ignore"):
+                if augment.copies:
+                    index, number = np.broadcast_arrays(
+                        np.arange(first + rows.start, first + rows.stop), copy
+                    )
+                    batch = backend.xp.concatenate([batch] * len(copy))
+                    batch = augment_images(
+                        batch, index.reshape(-1), number.reshape(-1), changes, PREDICT_SEED
+                    )
                 use(rows, batch, scale)
 
     def run(

@@ -20,6 +20,7 @@ from rescnet_dist.data import (
     read_rows,
 )
 from rescnet_dist.errors import CorruptDataError, StorePermissionError, StoreReadError
+from rescnet_dist.kernels import Backend
 from rescnet_dist.model.forward import check_sample_count
 from rescnet_dist.spec import AugmentSpec
 from rescnet_dist.store import (
@@ -221,7 +222,7 @@ class RunImages(TrainingImages):
             if first >= stop:
                 return
             expected = checksums[number] if number < len(checksums) else None
-            change = copy_maker(rows, self.augment, self.seed)
+            change = copy_maker(rows, self.augment, self.seed, Backend())
             lowest, highest = rows.image_range
             try:
                 chunk = read_region(images, offset + lowest, offset + highest, expected, change)

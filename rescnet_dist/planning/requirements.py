@@ -11,7 +11,11 @@ import numpy as np
 
 from rescnet_dist.kernels.cpu.convolution import convolution_bytes
 from rescnet_dist.kernels.cpu.products import products_bytes
-from rescnet_dist.kernels.gpu_tiles import patch_products_bytes
+from rescnet_dist.kernels.gpu_tiles import (
+    COPY_SLAB_BYTES,
+    copy_image_bytes,
+    patch_products_bytes,
+)
 from rescnet_dist.kernels.samples import PRODUCT_FEATURES
 from rescnet_dist.kernels.solving import GPU_PANEL_COLUMNS, MIN_SINGLE_FEATURES, SOLVED_ROWS
 from rescnet_dist.model.architecture import GPU_SLAB_BYTES, SLAB_BYTES, Architecture
@@ -207,7 +211,19 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
         working += 4 * slab_images * features
     working += fitted_view_bytes(problem, spec)
     working = max(working, view_pass_bytes(problem, spec, plan, 1))
+    working += copies_bytes(problem, plan)
     return int(GPU_CONTEXT_BYTES + GPU_MEMORY_MARGIN * working) + whole
+
+
+def copies_bytes(problem: Problem, plan: Plan) -> int:
+    """Return the bytes of its GPU that augmented copies of a chunk need while they are made."""
+    if not problem.copies:
+        return 0
+    image = math.prod(problem.image_shape) * problem.itemsize
+    making = copy_image_bytes(problem.image_shape, np.dtype(f"u{problem.itemsize}"))
+    slab = min(max(COPY_SLAB_BYTES, making), plan.chunk_images * making)
+    # The originals, at most as many, and their repetitions, then these and the copies
+    return 2 * plan.chunk_images * image + slab
 
 
 def sample_bytes(problem: Problem, spec: NetworkSpec) -> int:

@@ -12,6 +12,7 @@ import zarr
 from zarr import AsyncArray
 
 from rescnet_dist.errors import CorruptDataError, RescnetError, StoreError, StoreReadError
+from rescnet_dist.kernels import to_host
 from rescnet_dist.store.checksums import Array, checksum
 from rescnet_dist.store.half import from_half
 from rescnet_dist.store.retry import with_retries
@@ -108,7 +109,7 @@ def read_region(
     """Read rows start to stop of an array.
 
     Raise CorruptDataError if they cannot be decoded, or if their checksum is not `expected`.
-    `change` is applied to the rows before the checksum is computed.
+    `change` is applied to the rows before the checksum is computed; it may return a CuPy array.
     """
     return read_block(array, (slice(start, stop),), expected, change)
 
@@ -122,7 +123,7 @@ def read_block(
     """Read a block of an array, given as slices of rows, columns, …; see `read_region`."""
     values = np.asarray(array[block])
     values = change(values) if change else values
-    if expected is not None and checksum(values) != expected:
+    if expected is not None and checksum(to_host(values)) != expected:
         raise _describe_damage(array, block, "are not those that were committed")
     return values
 

@@ -161,7 +161,7 @@ class Reader:
         take = cached.get if self.task.cache_maps else cached.pop
         images: Array | None = take(chunk.start, None)
         if images is None:
-            images = self.backend.put(self.read_images(source, chunk))
+            images = self.read_images(source, chunk, self.backend)
             self.cache_images(chunk, images)
         return images
 
@@ -179,22 +179,25 @@ class Reader:
         elif self.task.cache_features and state.features is not None:
             self.cache.put_features(chunk.start, state.layer, state.features, self.backend)
 
-    def read_images(self, source: tuple[zarr.Array[Any], int], chunk: Chunk) -> Array:
-        """Read the images (n, H, W, d) of a chunk from the store as NumPy arrays; augment them.
+    def read_images(
+        self, source: tuple[zarr.Array[Any], int], chunk: Chunk, backend: Backend
+    ) -> Array:
+        """Read the images (n, H, W, d) of a chunk from the store to a backend; augment them there.
 
         Raise CorruptDataError if they are not the images that were committed.
         """
         (array, first), state = source, self.state
         start, stop = chunk.rows.image_range
         try:
-            return self._read(
+            images = self._read(
                 array,
                 first + start,
                 first + stop,
                 "data/images",
                 self._chunk_number(chunk.start),
-                copy_maker(chunk.rows, state.augment, state.run_spec.seed),
+                copy_maker(chunk.rows, state.augment, state.run_spec.seed, backend),
             )
+            return backend.put(images)
         except CorruptDataError as error:
             remedy = (
                 "Put the images back as they were when the run began, or train on others in "

@@ -8,6 +8,7 @@ from typing import Any
 
 from rescnet_dist.cluster.tasks import call_each
 from rescnet_dist.errors import StoreReadError
+from rescnet_dist.kernels import Backend
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.runs.history import find_contradiction
 from rescnet_dist.runs.state import RunState
@@ -122,7 +123,7 @@ def _verify_images(run: RunStore, first: int, count: int) -> list[str]:
             problems.append(f"data/images, chunk {number}: it has a checksum, but no images")
             break
         try:
-            reader.read_images(run.images(), chunk)
+            reader.read_images(run.images(), chunk, Backend())  # also without a GPU
         except StoreReadError as error:
             problems.append(f"data/images, chunk {number}: {error}")
     return problems

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rescnet_dist.data import RowBlock, RowTable, copy_maker, read_rows
-from rescnet_dist.kernels import Augmentation, augment_images
+from rescnet_dist.kernels import Augmentation, Backend, augment_images
 from rescnet_dist.spec import AugmentSpec
 
 IMAGES, COPIES = 50, 2
@@ -47,10 +47,10 @@ def test_copies_are_made_of_their_originals(rng: np.random.Generator) -> None:
     rows = RowBlock.of(table, 0, np.zeros(6, int), train).rows(4, 11)
     images = rng.integers(0, 255, (6, 8, 8, 1)).astype(np.uint8)
     augment = AugmentSpec(copies=COPIES, shift=2)
-    make_copies = copy_maker(rows, augment, 3)
+    make_copies = copy_maker(rows, augment, 3, Backend())
     assert rows.image_range == (1, 4)
     assert make_copies is not None
     changes = Augmentation(**augment.copy_options)
     expected = augment_images(images[rows.image], rows.image, rows.copy, changes, 3)
     assert np.array_equal(make_copies(images[1:4]), expected)
-    assert copy_maker(rows, AugmentSpec(), 3) is None
+    assert copy_maker(rows, AugmentSpec(), 3, Backend()) is None

@@ -10,20 +10,24 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
-from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
+from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.events import Event, PassDone
 from rescnet_dist.kernels import (
+    Augmentation,
     Backend,
     CovarianceProduct,
     FeatureMoments,
     Iterate,
     Standardizer,
+    augment_images,
     convolve_each,
     local_contrast,
     ridge_regression,
     to_host,
 )
+from rescnet_dist.kernels.arrays import on_gpu
 from rescnet_dist.kernels.backend import get_operations
+from rescnet_dist.kernels.copy_parameters import PADDINGS
 from rescnet_dist.kernels.cpu import solve as cpu_solve
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.samples import FeatureSamples
@@ -45,7 +49,13 @@ from rescnet_dist.planning.requirements import (
 from rescnet_dist.planning.tier import cached_bytes
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import RunStore, read_layer
-from rescnet_dist.train import loop
+from rescnet_dist.train import loop, verify_run
+from tests.kernels.test_augment import (
+    AUGMENTED_DTYPES,
+    COMBINED_CHANGES,
+    SINGLE_CHANGES,
+    make_any_images,
+)
 from tests.patch_statistics import patch_statistics
 
 pytestmark = pytest.mark.gpu
@@ -348,6 +358,34 @@ def test_learned_views_equal_those_of_the_cpu(
     on_gpu = put_views({view.name: known[0]}, backend)[view.name]
     found = backend.get(view(backend.put(images), on_gpu))
     assert relative_error(found, view(images, known[0])) < 1e-4
+
+
+@pytest.mark.parametrize("slab", [20_000, None], ids=["many slabs", "one slab"])
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("dtype", AUGMENTED_DTYPES)
+def test_copies_have_the_bits_of_the_cpu(
+    backend: Backend,
+    rng: np.random.Generator,
+    dtype: str,
+    padding: str,
+    slab: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For every kind of change, of images of several shapes; copies stay on the GPU."""
+    if slab:
+        monkeypatch.setattr("rescnet_dist.kernels.augment.COPY_SLAB_BYTES", slab)
+    for shape in ((9, 11, 3), (1, 5, 3), (32, 32, 1)):
+        images = make_any_images(rng, (30, *shape), dtype)
+        index, copy = rng.integers(0, 10**6, 30), rng.integers(0, 5, 30)
+        for options in [*SINGLE_CHANGES.values(), *COMBINED_CHANGES.values()]:
+            if shape[2] != 3:
+                options = {key: value for key, value in options.items() if key != "saturation"}
+            changes = Augmentation(padding=padding, **options)
+            found = augment_images(backend.put(images), index, copy, changes, 7)
+            assert on_gpu(found)
+            expected = augment_images(images, index, copy, changes, 7)
+            assert backend.get(found).dtype == expected.dtype
+            assert backend.get(found).tobytes() == expected.tobytes(), (shape, options)
 
 
 def test_local_contrast_equals_that_of_the_cpu(backend: Backend, rng: np.random.Generator) -> None:
@@ -787,6 +825,25 @@ def test_weighted_run_equals_that_of_the_cpu(
         for name, run in runs.items()
     )
     assert relative_error(other.decision_function(images), one.decision_function(images)) < 1e-3
+
+
+def test_run_makes_the_copies_of_the_cpu(client: Client, backend: Backend, tmp_path: Path) -> None:
+    """Checksums of the images are equal, and scores that are averaged over copies nearly so."""
+    copies = AugmentSpec(copies=2, flip=True, shift=2, rotate=10.0, contrast=0.2, noise=0.02)
+    run, spec = GPU_RUN.replace(matmul_precision="float32"), SPEC.replace(max_layers=2)
+    run = run.replace(chunk_images=500)  # checksums are those of chunks
+    clf = fit(tmp_path / "gpu", run, spec, augment=copies)
+    cpu = fit(tmp_path / "cpu", run.replace(array_backend="numpy"), spec, augment=copies)
+    found, expected = (
+        RunStore.open(tmp_path / name).checksums(0)["data/images"] for name in ("gpu", "cpu")
+    )
+    assert len(found) > 2
+    assert found == expected
+    assert verify_run(tmp_path / "gpu") == []
+    images, _ = load_digits()
+    scores = clf.decision_function(images[900:1000], augment=copies)
+    on_host = cpu.decision_function(images[900:1000], augment=copies)
+    assert relative_error(scores, on_host) < 1e-3
 
 
 def read_weights(url: Path) -> list[Any]:

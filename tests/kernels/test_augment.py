@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 
 from rescnet_dist import AugmentSpec, SpecError
 from rescnet_dist.kernels import Augmentation, augment_images, uniforms
-from rescnet_dist.kernels.augment import LUMA, Draw
+from rescnet_dist.kernels import augment as augment_module
+from rescnet_dist.kernels.augment import Draw
+from rescnet_dist.kernels.copy_parameters import LUMA, PADDINGS, CopyParameters
 
 Array = np.ndarray[Any, Any]
 SEED = 7
@@ -47,7 +50,10 @@ DETERMINISTIC_CHANGES = {  # noise is tested by its distribution
     for name, options in (SINGLE_CHANGES | COMBINED_CHANGES).items()
     if name != "noise"
 }
-PADDINGS = ("zero", "edge", "reflect")
+AUGMENTED_DTYPES = (
+    *("bool", "uint8", "int8", "uint16", "uint32", "int64", "uint64", "float16"),
+    *("float32", "float64"),
+)
 
 
 def make_images(rng: np.random.Generator, dtype: str = "uint8", n: int = 6) -> Array:
@@ -55,6 +61,19 @@ def make_images(rng: np.random.Generator, dtype: str = "uint8", n: int = 6) -> A
     if dtype == "uint8":
         return rng.integers(0, 256, (n, 9, 11, 3), dtype=np.uint8)
     return rng.random((n, 9, 11, 3)).astype(dtype)
+
+
+def make_any_images(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
+    """Return images (n, H, W, d) of any dtype, in all of its range; some floats are −0."""
+    kind = np.dtype(dtype)
+    if kind.kind == "b":
+        return rng.random(shape) < 0.5
+    if kind.kind == "f":
+        images = rng.normal(size=shape).astype(kind)
+        images[rng.random(shape) < 0.05] = -0.0
+        return images
+    limits = np.iinfo(kind)
+    return rng.integers(limits.min, limits.max, shape, dtype=kind, endpoint=True)
 
 
 # the oracle: one pixel at a time ------------------------------------------------------------------
@@ -147,6 +166,101 @@ def test_copies_equal_plain_loops(
         np.testing.assert_allclose(found[n], expected, atol=2e-5)
 
 
+# bits --------------------------------------------------------------------------------------------
+
+
+def locate(coordinates: Array, side: int, padding: str) -> tuple[Array, Array, Array]:
+    """Return the pixels at or before coordinates (…), and the weights of these and the next."""
+    last = side - 1
+    if padding == "reflect" and last:
+        inside = np.mod(np.abs(coordinates), 2 * last)
+        inside = np.where(inside <= last, inside, 2 * last - inside)
+    else:
+        inside = np.clip(coordinates, 0, last)
+    first = np.floor(inside)
+    is_inside = (padding != "zero") | (np.abs(coordinates - inside) <= 0.5)
+    weights = (np.where(is_inside, w, 0) for w in (1 - (inside - first), inside - first))
+    return first.astype(int), *weights
+
+
+def make_copies(pixels: Array, parameters: CopyParameters) -> Array:
+    """Return copies (n, H, W, d), by array operations of the same order as those of kernels."""
+    n, height, width, channels = pixels.shape
+    dtype, p, out = pixels.dtype.type, parameters, pixels
+    if p.affine is not None:
+        columns = p.affine[:, :, None, None].swapaxes(0, 1)
+        center_y, center_x, step_y, step_x, cos, sin = columns
+        down = step_y * (np.arange(height)[:, None] - (height - 1) / 2)
+        right = step_x * (np.arange(width) - (width - 1) / 2)
+        y = center_y + cos * down - sin * right
+        x = center_x + sin * down + cos * right
+        top, above, below = locate(y, height, p.padding)
+        left, before, after = locate(x, width, p.padding)
+        above, below, before, after = (
+            w.astype(dtype)[..., None] for w in (above, below, before, after)
+        )
+        number, bottom = np.arange(n)[:, None, None], np.minimum(top + 1, height - 1)
+        sides = (
+            pixels[number, top, column] * above + pixels[number, bottom, column] * below + dtype(0)
+            for column in (left, np.minimum(left + 1, width - 1))
+        )
+        one, other = sides
+        out = one * before + other * after + dtype(0)
+    factors = (p.brightness, p.contrast, p.saturation)
+    brightness, contrast, saturation = (
+        None if f is None else f.astype(dtype)[:, None, None, None] for f in factors
+    )
+    if brightness is not None:
+        out = out * brightness
+    if contrast is not None:
+        sums = np.zeros((n, width * channels))
+        for row in out.reshape(n, height, -1).swapaxes(0, 1):
+            sums = sums + row
+        mean = (np.cumsum(sums, axis=1)[:, -1] / out[0].size).astype(dtype)[:, None, None, None]
+        out = mean + (out - mean) * contrast
+    if saturation is not None:
+        red, green, blue = (out[..., c] * dtype(np.float32(LUMA[c])) for c in range(3))
+        gray = (red + green + blue)[..., None]
+        out = gray + (out - gray) * saturation
+    if p.corners is not None:
+        out = out.copy()
+        for number, (top, left) in enumerate(p.corners):
+            rows, stop = slice(max(top, 0), max(top + p.cutout, 0)), max(left + p.cutout, 0)
+            out[number, rows, max(left, 0) : stop] = 0
+    if p.noise is not None:
+        out = out + p.noise
+    return out if p.limits is None else np.clip(np.rint(out), *map(dtype, p.limits))
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("dtype", AUGMENTED_DTYPES)
+@pytest.mark.parametrize("shape", [(9, 11, 3), (1, 5, 3), (8, 1, 1)])
+def test_kernels_have_the_bits_of_array_operations(
+    rng: np.random.Generator,
+    shape: tuple[int, int, int],
+    dtype: str,
+    padding: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No product is fused with a sum, and all are computed in the same order."""
+    images, index, copy = (
+        make_any_images(rng, (12, *shape), dtype),
+        np.arange(12),
+        np.arange(12) % 4,
+    )
+    for options in [*SINGLE_CHANGES.values(), *COMBINED_CHANGES.values()]:
+        if shape[2] != 3:
+            options = {key: value for key, value in options.items() if key != "saturation"}
+        changes = Augmentation(padding=padding, **options)
+        found = augment_images(images, index, copy, changes, SEED)
+        with monkeypatch.context() as patch:
+            operations = SimpleNamespace(make_copies=make_copies)
+            patch.setattr(augment_module, "get_operations", lambda _, o=operations: o)
+            expected = augment_images(images, index, copy, changes, SEED)
+        assert found.dtype == (np.uint8 if dtype == "bool" else images.dtype)
+        assert found.tobytes() == expected.tobytes(), options
+
+
 # dependencies of a copy ---------------------------------------------------------------------------
 
 
@@ -185,6 +299,20 @@ def test_copies_do_not_depend_on_slab_size(
     whole = augment_images(images, index, copy, spec, SEED)
     monkeypatch.setattr("rescnet_dist.kernels.augment.SLAB_PIXELS", 1)
     np.testing.assert_array_equal(augment_images(images, index, copy, spec, SEED), whole)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_copies_do_not_depend_on_the_layout_of_images(rng: np.random.Generator, dtype: str) -> None:
+    """Images may be a view, as of an array with channels first."""
+    images, spec = make_images(rng, dtype), Augmentation(**COMBINED_CHANGES["everything"])
+    index, copy = np.arange(6), np.arange(6)
+    expected = augment_images(images, index, copy, spec, SEED)
+    for view in (
+        np.asfortranarray(images),
+        np.ascontiguousarray(images.transpose(3, 1, 2, 0)).transpose(3, 1, 2, 0),
+        np.ascontiguousarray(images[:, :, ::-1])[:, :, ::-1],
+    ):
+        np.testing.assert_array_equal(augment_images(view, index, copy, spec, SEED), expected)
 
 
 @pytest.mark.parametrize("name", SINGLE_CHANGES)

@@ -175,10 +175,15 @@ print(second_order_features(maps, 4, 4, (1, 2)).sum())
 
 
 def test_parts_are_compiled_into_kernels(tmp_path: Path) -> None:
-    """Parts have no cache of their own, and rounding is that of kernels: products are fused."""
+    """Parts have no cache of their own, and rounding is that of kernels: products are fused.
+
+    Exact kernels round them.
+    """
     script = """
 import numpy as np
-from rescnet_dist.kernels.cpu.jit import compile_kernel, compile_part
+from rescnet_dist.kernels.cpu.jit import (
+    compile_exact_kernel, compile_exact_part, compile_kernel, compile_part
+)
 
 @compile_part
 def multiply_add(a, b, c, into):
@@ -194,6 +199,15 @@ def direct(a, b, c, into):
     for i in range(len(into)):
         into[i] = a[i] * b[i] + c[i]
 
+@compile_exact_part
+def multiply_then_add(a, b, c, into):
+    for i in range(len(into)):
+        into[i] = a[i] * b[i] + c[i]
+
+@compile_exact_kernel
+def call_exact(a, b, c, into):
+    multiply_then_add(a, b, c, into)
+
 a, b, c = np.random.default_rng(0).normal(size=(3, 101)).astype("f4")
 found, expected, plain = np.empty((3, 101), "f4")
 call(a, b, c, found)
@@ -201,9 +215,11 @@ direct(a, b, c, expected)
 multiply_add(a, b, c, plain)
 assert (found == expected).all()
 assert np.allclose(plain, expected, atol=1e-6)
+call_exact(a, b, c, found)
+assert (found == a * b + c).all()
 """
     (tmp_path / "parts.py").write_text(script)
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     subprocess.run([sys.executable, tmp_path / "parts.py"], env=environment, check=True)
     indexes = {path.name.split("-")[0] for path in tmp_path.rglob("*.nbi")}
-    assert indexes == {"parts.call", "parts.direct"}
+    assert indexes == {"parts.call", "parts.call_exact", "parts.direct"}

@@ -36,7 +36,7 @@ def test_both_libraries_have_all_operations_with_equal_parameters() -> None:
         name: [p for p in inspect.signature(getattr(Operations, name)).parameters if p != "self"]
         for name in NAMES
     }
-    assert len(expected) == 14
+    assert len(expected) == 15
     found = {name: list(inspect.signature(getattr(cpu, name)).parameters) for name in cpu.__all__}
     assert found == expected
     assert get_gpu_parameters() == expected

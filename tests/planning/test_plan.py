@@ -18,12 +18,14 @@ from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
 from rescnet_dist.cluster import Workers
 from rescnet_dist.errors import WorkersTooSmallError
 from rescnet_dist.kernels.cpu.products import MAX_SUMS_BYTES
+from rescnet_dist.kernels.gpu_tiles import COPY_SLAB_BYTES
 from rescnet_dist.model.architecture import SLAB_BYTES
 from rescnet_dist.model.filter_group import FilterGroup
 from rescnet_dist.model.filters.pca import PCA
 from rescnet_dist.planning import Plan, Problem, make_plan, peak_memory
 from rescnet_dist.planning.choose import ADVISED_MEMORY_MARGIN
 from rescnet_dist.planning.requirements import (
+    GPU_MEMORY_MARGIN,
     bank_bytes,
     chunk_bytes,
     device_memory,
@@ -454,3 +456,19 @@ def test_plan_counts_the_sums_of_many_blocks() -> None:
     spec = CIFAR.replace(filters=8)
     few, many = (chunk_bytes(large, spec.replace(stride=stride), plan) for stride in (16, 1))
     assert many - few > 330 * MIB
+
+
+def test_plan_counts_the_copies_that_are_made_on_a_gpu() -> None:
+    """Chunks of few images need less than a slab; wide integers are changed in more bytes."""
+    spec = NetworkSpec.preset("cifar10").replace(stride=4)
+
+    def count_bytes(chunk_images: int, itemsize: int, copies: int) -> int:
+        problem = Problem(100_000, (32, 32, 3), 10, itemsize, copies)
+        return device_memory(problem, spec, Plan(100_000, chunk_images, 4, 2, 1))
+
+    pixels = 32 * 32 * 3
+    for chunk_images, itemsize, making in ((100, 1, 14), (100, 4, 32), (20_000, 1, None)):
+        one, none = (count_bytes(chunk_images, itemsize, copies) for copies in (1, 0))
+        slab = COPY_SLAB_BYTES if making is None else making * pixels * chunk_images
+        expected = GPU_MEMORY_MARGIN * (slab + 2 * itemsize * pixels * chunk_images)
+        assert one - none == pytest.approx(expected, abs=2)

@@ -2,6 +2,7 @@
 
 from rescnet_dist.kernels.cpu.blas import add_scatter
 from rescnet_dist.kernels.cpu.convolution import convolve
+from rescnet_dist.kernels.cpu.copies import make_copies
 from rescnet_dist.kernels.cpu.hashing import hash_blocks
 from rescnet_dist.kernels.cpu.pixels import gather_sums
 from rescnet_dist.kernels.cpu.pooling import pool_blocks
@@ -25,6 +26,7 @@ __all__ = [
     "convolve",
     "gather_sums",
     "hash_blocks",
+    "make_copies",
     "multiply_rows",
     "new_rows",
     "new_square",

@@ -40,7 +40,20 @@ def compile_kernel(function: Function) -> Function:
     as kernels contain the functions and constants of others. If no cache folder is writable (see
     Numba's NUMBA_CACHE_DIR), the function is compiled in each process.
     """
-    options: Any = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy"}
+    return _compile_kernel(function, FAST_MATH)
+
+
+def compile_exact_kernel(function: Function) -> Function:
+    """Compile a function as `compile_kernel` does, but round the result of every operation.
+
+    The bits are those of the same operations elsewhere, as on a GPU.
+    """
+    return _compile_kernel(function, False)
+
+
+def _compile_kernel(function: Function, fastmath: set[str] | bool) -> Function:
+    """Compile a function with these liberties of LLVM."""
+    options: Any = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
     with contextlib.suppress(RuntimeError):  # no folder is writable
         kernel = numba.njit(cache=True, **options)(function)
         if not hasattr(kernel, "compile") or add_to_numba_source_stamp(kernel, _hash_sources()):
@@ -54,7 +67,17 @@ def compile_part(function: Function) -> Function:
     It has neither entry points for Python and C nor a cache of its own, nor does it count
     references, which saves a tenth of the time of compiling. A call from Python is not compiled.
     """
-    options: Any = {"fastmath": FAST_MATH, "error_model": "numpy"}
+    return _compile_part(function, FAST_MATH)
+
+
+def compile_exact_part(function: Function) -> Function:
+    """Compile a part, as `compile_part` does, of a kernel of `compile_exact_kernel`."""
+    return _compile_part(function, False)
+
+
+def _compile_part(function: Function, fastmath: set[str] | bool) -> Function:
+    """Compile a part with these liberties of LLVM."""
+    options: Any = {"fastmath": fastmath, "error_model": "numpy"}
     options |= {"no_cfunc_wrapper": True, "_nrt": False}
     return register_jitable(**options)(function)
 

@@ -8,8 +8,12 @@ from functools import cache
 from rescnet_dist.kernels.cpu.ahead import use_kernels_compiled_ahead
 
 Kernel = Callable[..., None]
-FORWARD_KERNELS = ("pool_blocks", "convolve_images")  # those of a prediction, compiled together
-RARE_KERNELS = ("hash_blocks",)  # of the PCANet family only, a sixth of the time of compiling
+FORWARD_KERNELS = ("pool_blocks", "convolve_images")  # those of a prediction
+COPY_KERNELS = ("resample_float32", "adjust_float32")  # of augmented copies
+WIDE_COPY_KERNELS = ("resample_float64", "adjust_float64")  # of integers of more than 2 bytes
+# Of the PCANet family, and of copies: a quarter of the time of compiling
+RARE_KERNELS = ("hash_blocks", *COPY_KERNELS, *WIDE_COPY_KERNELS)
+COMPILED_TOGETHER = (FORWARD_KERNELS, COPY_KERNELS, WIDE_COPY_KERNELS)
 
 
 @cache
@@ -19,7 +23,7 @@ def _get_kernels() -> dict[str, tuple[Kernel, tuple[str, ...]]]:
     The first takes longer to compile than all others.
     """
     use_kernels_compiled_ahead()  # before Numba is imported
-    from rescnet_dist.kernels.cpu import blocks, codes, direct, layout, sliding
+    from rescnet_dist.kernels.cpu import blocks, codes, direct, layout, resampling, sliding
 
     return {
         "pool_blocks": (blocks.pool_blocks, (blocks.POOL_BLOCKS_SIGNATURE,)),
@@ -29,12 +33,20 @@ def _get_kernels() -> dict[str, tuple[Kernel, tuple[str, ...]]]:
         "write_patches": (layout.write_patches, (layout.WRITE_PATCHES_SIGNATURE,)),
         "hash_blocks": (codes.hash_blocks, codes.HASH_BLOCKS_SIGNATURES),
         "gather_sums": (layout.gather_sums, (layout.GATHER_SUMS_SIGNATURE,)),
+        **{
+            f"resample_{name}": (resampling.resample_images, (signature,))
+            for name, signature in resampling.RESAMPLE_SIGNATURES.items()
+        },
+        **{
+            f"adjust_{name}": (resampling.adjust_images, (signature,))
+            for name, signature in resampling.ADJUST_SIGNATURES.items()
+        },
     }
 
 
 def kernel(name: str) -> Kernel:
-    """Return a kernel, compiled for single precision."""
-    _load(FORWARD_KERNELS if name in FORWARD_KERNELS else (name,))
+    """Return a kernel, compiled for the precision that it is for."""
+    _load(next((names for names in COMPILED_TOGETHER if name in names), (name,)))
     return _get_kernels()[name][0]
 
 

@@ -4,6 +4,7 @@ Only `rescnet_dist.kernels.backend` imports them, on first use, as CuPy may not 
 """
 
 from rescnet_dist.kernels.gpu.convolution import convolve
+from rescnet_dist.kernels.gpu.copies import make_copies
 from rescnet_dist.kernels.gpu.hashing import hash_blocks
 from rescnet_dist.kernels.gpu.patches import patch_products
 from rescnet_dist.kernels.gpu.pooling import pool_blocks
@@ -27,6 +28,7 @@ __all__ = [
     "convolve",
     "gather_sums",
     "hash_blocks",
+    "make_copies",
     "multiply_rows",
     "new_rows",
     "new_square",
