@@ -135,6 +135,8 @@ ABLATIONS = {
             "With and without stacked-LDA filters (not compared in the paper)",
             "lda_fraction",
             (Variant(0.5, "half PCA, half stacked-LDA"), Variant(0.0, "PCA only")),
+            # 50 PCA filters of 3×3 pixels would be more than the 27 directions of a color patch
+            base={"first_filter_size": 5},
         ),
         Ablation(
             "compensation",

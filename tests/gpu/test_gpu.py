@@ -833,7 +833,8 @@ def test_run_makes_the_copies_of_the_cpu(client: Client, backend: Backend, tmp_p
     run, spec = GPU_RUN.replace(matmul_precision="float32"), SPEC.replace(max_layers=2)
     run = run.replace(chunk_images=500)  # checksums are those of chunks
     clf = fit(tmp_path / "gpu", run, spec, augment=copies)
-    cpu = fit(tmp_path / "cpu", run.replace(array_backend="numpy"), spec, augment=copies)
+    on_cpu = run.replace(array_backend="numpy", matmul_precision="split")
+    cpu = fit(tmp_path / "cpu", on_cpu, spec, augment=copies)
     found, expected = (
         RunStore.open(tmp_path / name).checksums(0)["data/images"] for name in ("gpu", "cpu")
     )
