@@ -561,7 +561,8 @@ def format_runs(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         if count != TRAINING_IMAGES[result["data"]["name"]]:  # published figures are for all images
             published, title = None, f"{title}, {count:,} images"
         layers = f"{result['depth']} of {result['curve'][-1]['layer']}"
-        seconds, machine = f"{result['seconds']['median_layer']:.2g}", format_machine(result)
+        median, machine = result["seconds"]["median_layer"], format_machine(result)
+        seconds = f"{median:.2g}" if median < 100 else f"{median:.0f}"
         validation = f"{100 * result['validation']:.2f}"
         test, *averages = (
             format_accuracy(result.get(key), result["data"]["test"]["images"])

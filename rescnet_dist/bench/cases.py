@@ -419,4 +419,5 @@ CASES = (
     Case("gpu", partial(gpu.layer, 50_000, 4, 0.45), on_gpu=True),
     Case("gpu at stride 1", partial(gpu.layer, 50_000, 1, 1.0), on_gpu=True),
     Case("gpu with mirror images", partial(gpu.layer, 100_000, 4, 0.9), on_gpu=True),
+    Case("copies on a gpu", gpu.copies, on_gpu=True),
 )

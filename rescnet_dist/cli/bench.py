@@ -42,7 +42,8 @@ def bench_command() -> None:
       iteration, starting, workers, cores, depth, images, stored maps,
       onnx, one image, prediction
     With a GPU, also:
-      prediction on a gpu, gpu, gpu at stride 1, gpu with mirror images
+      prediction on a gpu, gpu, gpu at stride 1, gpu with mirror images,
+      copies on a gpu
 
     \b
     Example:

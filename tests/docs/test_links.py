@@ -16,7 +16,7 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *book_pages()]
 RESULTS = (
     "digits",
     "mnist-kernel",
-    "mnist-shifts",
+    "mnist-kernel-shifts",
     "cifar10-kernel",
     "cifar10-kernel-flips",
     "cifar100-kernel",

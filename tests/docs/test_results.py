@@ -34,6 +34,7 @@ COMPARED = sorted((SCRIPT.parent / "compared").glob("*.json"))
 STORED = sorted(SCRIPT.parent.glob("*.json"))
 FUSED = sorted((SCRIPT.parent / "fused").glob("*.json"))
 CURVES = sorted((SCRIPT.parent / "curves").glob("*.json"))
+ABLATED = sorted((SCRIPT.parent / "ablations").glob("*.json"))
 TRIALS = sorted((SCRIPT.parent / "trials").glob("*.json*"))
 SMALL = ("--filters", "4", "--block", "14", "--stride", "14")
 UNTUNED = ("cifar100", "tiny-imagenet")  # whose settings are those of CIFAR-10
@@ -406,7 +407,7 @@ def test_stored_results_match_their_settings(script: Any, path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [*STORED, *COMPARED, *FUSED, *TRIALS, *CURVES], ids=lambda path: path.stem
+    "path", [*STORED, *COMPARED, *FUSED, *TRIALS, *CURVES, *ABLATED], ids=lambda path: path.stem
 )
 def test_results_contain_no_local_path(path: Path) -> None:
     """Records are published; paths of a machine are not."""
@@ -521,8 +522,33 @@ def test_page_lists_all_runs() -> None:
     lines = PAGE.read_text().splitlines()
     stored = [path for path in (*STORED, *COMPARED) if path.stem != "digits"]
     rows = {format_row(json.loads(path.read_text()), path) for path in stored}
-    assert rows == {line for line in lines if line.startswith("| [`")}
+    assert rows == {line for line in lines if line.startswith("| [`") and "ablations" not in line}
     assert len(COMPARED) > 10
+
+
+def test_page_shows_the_ablations() -> None:
+    """Each network has a row with its stored numbers, at the depth that held-out images chose."""
+    rows = set[str]()
+    for path in ABLATED:
+        for variant in json.loads(path.read_text())["variants"]:
+            chosen = variant["curve"][variant["depth"] - 1]
+            best = max(variant["curve"], key=lambda layer: layer["validation"])
+            assert chosen["layer"] == variant["depth"]
+            assert chosen["validation"] == best["validation"]
+            layers = f"{variant['depth']} of {variant['layers']}"
+            shares = (f"{100 * chosen[part]:.2f}" for part in ("train", "validation", "test"))
+            name = f"[`{path.stem}`](results/ablations/{path.name})"
+            rows.add(f"| {' | '.join((name, variant['label'], layers, *shares))} |")
+    assert len(rows) == 10
+    lines = PAGE.read_text().splitlines()
+    assert rows == {line for line in lines if line.startswith("| [`") and "ablations" in line}
+
+
+def test_page_shows_the_networks_of_few_images(script: Any) -> None:
+    """Its table is that of `few_images.py`, whose test images are read once per row."""
+    few_images = importlib.import_module("few_images")
+    table = few_images.format_rows(few_images.read_rows(SCRIPT.parent / "curves/few-images.json"))
+    assert f"<!-- few images -->\n{table}\n<!-- end of few images -->" in PAGE.read_text()
 
 
 def format_row(result: dict[str, Any], path: Path) -> str:
