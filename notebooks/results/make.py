@@ -121,7 +121,7 @@ RESULTS = {
     ),
     "mnist-kernel": Result("MNIST, correlation roots, kernel", "mnist", 0.9952, "231 layers"),
     "mnist-kernel-shifts": Result(
-        "MNIST, shifted, rotated copies, correlation roots, kernel",
+        "MNIST, shifted, rotated copies, kernel",
         "mnist",
         0.9952,
         "231 layers, no copies",

@@ -205,9 +205,10 @@ def test_results(tmp_path: Path) -> None:
     assert paths
     for path in paths:
         result = json.loads(path.read_text())
-        row = rf"`{result['name']}` \|.*\| {result['depth']} of {result['curve'][-1]['layer']} \|"
+        name, layers = re.escape(result["name"]), result["curve"][-1]["layer"]
+        row = rf"`{name}` \|.*\| {result['depth']} of {layers} \|"
         assert re.search(rf"{row}.*\| {100 * result['test']:.2f} ±", text), path
         best = max(layer["test"] for layer in result["curve"])
-        shown = find_number(rf"{path.stem}: ([\d.]+) % with \d+ layers", text)
+        shown = find_number(rf"{re.escape(path.stem)}: ([\d.]+) % with \d+ layers", text)
         assert shown == round(100 * best, 2)
     assert (tmp_path / "figures/results.png").stat().st_size > 10_000
