@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rescnet_dist.planning import Problem
     from rescnet_dist.planning.division import Division
-    from rescnet_dist.spec import NetworkSpec
+    from rescnet_dist.spec import NetworkSpec, RunSpec
 
 MIN_WORKER_WAIT_SECONDS = 2.0  # for a worker once the scheduler answers
 
@@ -90,7 +90,30 @@ def cluster(
             raise
 
 
-def divide_machine(problem: Problem, spec: NetworkSpec) -> Division:
+def training_cluster(
+    options: dict[str, Any],
+    run_spec: RunSpec,
+    spec: NetworkSpec,
+    find_problem: Callable[[], Problem],
+    *,
+    quiet: bool = False,
+) -> AbstractContextManager[Client]:
+    """Return the `cluster` of a command that trains a network, or plans to.
+
+    The cores of an embedded one are divided by the network and the sizes of the data, which
+    `find_problem` returns.
+    """
+    from rescnet_dist.planning.backend import get_backend
+
+    return cluster(
+        options,
+        quiet=quiet,
+        gpus=get_backend(run_spec).on_gpu,
+        divide=lambda: _divide_machine(find_problem(), spec),
+    )
+
+
+def _divide_machine(problem: Problem, spec: NetworkSpec) -> Division:
     """Return the division of this machine's cores between workers that train a network."""
     from rescnet_dist.cluster import available_cores
     from rescnet_dist.cluster.numa import count_numa_nodes

@@ -252,7 +252,10 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, reporter
     if data:
         with show_status("test accuracy", quiet=reporter.options.is_silent):
             name = get_available_backend(RunSpec.from_stored(description["run"]))
-            accuracy = compute_accuracy(load_network(run.url).on(name), data)
+            accuracy, images = compute_accuracy(load_network(run.url).on(name), data)
+        depth, grown = description["depth"], len(description["layers"])
+        test_record = {"data": mask_secrets(data), "images": images, "accuracy": accuracy}
+        run.write_test(test_record | {"depth": depth, "layers": grown})
     if reporter.options.as_json or reporter.options.json_lines or is_logged:
         record = {key: description[key] for key in OUTCOME_FIELDS}
         reporter.write_outcome(record | {"test": accuracy})
@@ -273,7 +276,11 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, reporter
         click.echo(f"          {program_name()} resume {url} --max-layers {depth + MORE_LAYERS}")
 
 
-def compute_accuracy(network: BaseNetwork, data: str) -> float:
-    """Return the accuracy on the test split of a dataset, without importing scikit-learn."""
+def compute_accuracy(network: BaseNetwork, data: str) -> tuple[float, int]:
+    """Return the accuracy on the test split of a dataset, and its number of images.
+
+    Scikit-learn is not imported.
+    """
     part = select_split(data, None, "test", decoder=network.photo_decoder())
-    return float(network.find_correct(part.images, part.labels).mean())
+    correct = network.find_correct(part.images, part.labels)
+    return float(correct.mean()), len(correct)

@@ -274,6 +274,9 @@ def _describe_outcome(
         text = f"{text.rstrip(',')}."
     if metrics and metrics["test"]:
         text += f" On {metrics['which']}, it is {100 * metrics['accuracy']:.2f} %."
+    elif test := description["test"]:
+        count = pluralize(test["images"], "test image")
+        text += f" On {count} of {test['data']}, it is {100 * test['accuracy']:.2f} %."
     return text
 
 

@@ -54,6 +54,9 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
     state, history = RunState.from_attributes(run, attributes), History.of(list(commits), result)
     accuracies = {accuracy.layer: accuracy for accuracy in history.accuracies}
     claimed, reason = is_claimed(run.location), result.get("reason") if result else None
+    test = None
+    if result and reason and not claimed:
+        test = _find_test(run, result["depth"], len(commits) - 1)
     return {
         "url": str(run),
         "state": "running" if claimed else "done" if reason else "unfinished",
@@ -67,6 +70,7 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
         "image_shape": list(state.image_shape),
         "classes": state.classes,
         "features": state.architecture.features,
+        "test": test,
         "layers": [
             _describe_layer(record, accuracies.get(record["step"])) for record in commits[1:]
         ],
@@ -77,6 +81,14 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
         "expected": attributes.get("expected"),
         "provenance": attributes.get("provenance", {}),
     }
+
+
+def _find_test(run: RunStore, depth: int, layers: int) -> dict[str, Any] | None:
+    """Return the accuracy on test images; None if it is not that of this depth of all layers."""
+    test = run.test()
+    if test is None or (test["depth"], test["layers"]) != (depth, layers):
+        return None
+    return {key: test[key] for key in ("data", "images", "accuracy")}
 
 
 def _describe_layer(record: dict[str, Any], accuracy: Accuracy | None) -> dict[str, Any]:

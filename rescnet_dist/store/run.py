@@ -16,6 +16,7 @@ A Zarr v3 group, readable with plain xarray and zarr:
     work/                features of the layer being fitted and the state of its solver, if that
                          works in tiles or by iterations; removed when the layer is committed
     result.json          the accuracies of all layers, and the chosen depth
+    test.json            the accuracy on test images at the end, if `rescnet train` had any
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from rescnet_dist.store.schema import (
     GrownRecord,
     ProgressRecord,
     ResultRecord,
+    TestRecord,
     find_type_error,
 )
 
@@ -419,6 +421,14 @@ class RunStore:
     def result(self) -> dict[str, Any] | None:
         """Read the result of the run; None if it has not ended."""
         return _read_record(self.location / "result.json", ResultRecord)
+
+    def write_test(self, record: dict[str, Any]) -> None:
+        """Write the accuracy on test images, and what it is of."""
+        (self.location / "test.json").write_json(record)
+
+    def test(self) -> dict[str, Any] | None:
+        """Read the accuracy on test images, which may be that of fewer layers; None if unknown."""
+        return _read_record(self.location / "test.json", TestRecord)
 
 
 def _json_checksum(value: Any) -> int:

@@ -125,6 +125,16 @@ class ResultRecord(_Result, total=False):
     calibrations: list[CalibrationRecord | None]
 
 
+class TestRecord(TypedDict):
+    """The accuracy of a network of `depth` layers, of `layers` grown, on test images of `data`."""
+
+    data: str
+    images: int
+    accuracy: float
+    depth: int
+    layers: int
+
+
 class ClassesRecord(TypedDict):
     """The classes of a network."""
 

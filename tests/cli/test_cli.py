@@ -66,6 +66,24 @@ def test_train_prints_accuracies_store_and_next_command(
     assert "layer 2/2" in result.output  # one line per pass where there is no terminal
 
 
+def test_test_accuracy_is_kept_until_there_are_other_layers(
+    client: Client, data_url: str, tmp_path: Path
+):
+    """`info` and `report` show what `train` has printed, with the data that it is of."""
+    url = tmp_path / "run"
+    train = ("train", data_url, "--store", url, "--test", data_url, *SMALL, "--json")
+    accuracy = json.loads(run(*train).stdout)["test"]
+    expected = {"data": data_url, "images": 300, "accuracy": accuracy}
+    assert json.loads(run("info", url, "--json").stdout)["test"] == expected
+    text = f"{100 * accuracy:.2f} % of 300 test images of {data_url}"
+    assert text in run("info", url).stdout
+    shown = run("report", url, "--format", "markdown").stdout
+    assert f"On 300 test images of {data_url}, it is {100 * accuracy:.2f} %." in shown
+    assert run("resume", url, "--max-layers", 3, "-q").exit_code == 0
+    assert json.loads(run("info", url, "--json").stdout)["test"] is None
+    assert "test images" not in run("info", url).stdout
+
+
 def test_more_layers_are_not_suggested_if_only_the_last_has_a_head(
     client: Client, data_url: str, tmp_path: Path
 ):

@@ -67,7 +67,7 @@ def test_test_accuracy_needs_no_scikit_learn(finished_run: Path, tmp_path: Path)
 import sys
 from rescnet_dist.cli.reporting import compute_accuracy
 from rescnet_dist.network import load_network
-print(compute_accuracy(load_network({str(finished_run)!r}), {data!r}), "sklearn" in sys.modules)
+print(compute_accuracy(load_network({str(finished_run)!r}), {data!r})[0], "sklearn" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == f"{rd.ResCNetClassifier.load(finished_run).score(data)} False\n"

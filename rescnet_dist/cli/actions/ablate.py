@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import click
 import numpy as np
 
-from rescnet_dist.cli.clusters import cluster, divide_machine
+from rescnet_dist.cli.clusters import training_cluster
 from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.reporting import ReportOptions, open_listeners, open_reporter
 from rescnet_dist.cli.resolve import is_automatic, resolve_specs
@@ -32,7 +33,7 @@ from rescnet_dist.formatting import option_name, url_name
 from rescnet_dist.lifecycle import CheckedRun, begin_or_resume, check_run
 from rescnet_dist.network import Network
 from rescnet_dist.planning import Problem
-from rescnet_dist.planning.backend import get_available_backend, get_backend
+from rescnet_dist.planning.backend import get_available_backend
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import CHANGEABLE, AugmentSpec, NetworkSpec, RunSpec
 from rescnet_dist.store import Location, RunStore, StoredLayers, open_output
@@ -67,14 +68,10 @@ def ablate(
         for variant, spec in zip(ablation.variants, ablation.specs(base), strict=True)
     ]
     runs = list[RunStore]()
-    gpus = get_backend(run_spec).on_gpu
     with (
         open_reporter(ReportOptions(quiet=quiet or as_json)) as reporter,
-        cluster(
-            cluster_flags,
-            quiet=quiet,
-            gpus=gpus,
-            divide=lambda: divide_machine(Problem.of(training, run_spec), base),
+        training_cluster(
+            cluster_flags, run_spec, base, partial(Problem.of, training, run_spec), quiet=quiet
         ) as client,
     ):
         for entry, variant in zip(checked, ablation.variants, strict=True):

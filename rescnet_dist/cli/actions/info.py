@@ -86,6 +86,9 @@ def _print_run(run: dict[str, Any]) -> None:
     click.echo(f"network   {_format_changes(run['network'], NetworkSpec)}")
     if settings := _format_changes(run["run"], RunSpec):
         click.echo(f"settings  {settings}")
+    if test := run["test"]:
+        share, count = 100 * test["accuracy"], pluralize(test["images"], "test image")
+        click.echo(f"test      {share:.2f} % of {count} of {test['data']}")
     if not run["layers"]:
         return
     train = f"train %{train_suffix(run['copies'], run['leave_one_out'])}"

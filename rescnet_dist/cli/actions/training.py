@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from rescnet_dist.automatic import describe_choice
-from rescnet_dist.cli.clusters import cluster, divide_machine
+from rescnet_dist.cli.clusters import training_cluster
 from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.reporting import (
     open_listeners,
@@ -27,7 +28,6 @@ from rescnet_dist.data import TrainingSet, check_test_set, training_set
 from rescnet_dist.errors import SpecError, mask_secrets, pluralize
 from rescnet_dist.lifecycle import Changes, begin_or_resume, check_resume, check_run, resume_run
 from rescnet_dist.planning import Problem, forecast
-from rescnet_dist.planning.backend import get_backend
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.spec import NetworkSpec, RunSpec
 from rescnet_dist.store import RunStore
@@ -55,14 +55,10 @@ def train(
     )
     if test_data:
         check_test_set(test_data, training)
-    gpus = get_backend(run_spec).on_gpu
     with (
         open_reporter(report_options) as reporter,
-        cluster(
-            cluster_flags,
-            quiet=quiet,
-            gpus=gpus,
-            divide=lambda: divide_machine(Problem.of(training, run_spec), spec),
+        training_cluster(
+            cluster_flags, run_spec, spec, partial(Problem.of, training, run_spec), quiet=quiet
         ) as client,
     ):
         with open_listeners(url, reporter, client) as listeners:
@@ -86,13 +82,10 @@ def plan(
     training, spec, run_spec = prepare_training(data, preset, config, flags)
     url = store or default_store(data)
     check_run(url, spec, run_spec, training)
-    gpus = get_backend(run_spec).on_gpu
     status = "measuring" if measure else "planning"
     with (
-        cluster(
-            cluster_flags,
-            gpus=gpus,
-            divide=lambda: divide_machine(Problem.of(training, run_spec), spec),
+        training_cluster(
+            cluster_flags, run_spec, spec, partial(Problem.of, training, run_spec)
         ) as client,
         show_status(status),
     ):
@@ -134,14 +127,14 @@ def resume(
             "to grow more layers.",
             err=True,
         )
-    gpus = get_backend(run_spec).on_gpu
     with (
         open_reporter(report_options) as reporter,
-        cluster(
+        training_cluster(
             cluster_flags,
+            run_spec,
+            spec,
+            lambda: RunState.of(store).problem(itemsize=1),
             quiet=quiet,
-            gpus=gpus,
-            divide=lambda: divide_machine(RunState.of(store).problem(itemsize=1), spec),
         ) as client,
     ):
         with open_listeners(run_url, reporter, client) as listeners:
