@@ -1,4 +1,4 @@
-"""The command `rescnet check`: whether all chunks of a run are as committed."""
+"""The command `rescnet check`: whether a run, a network or a dataset is as it was stored."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rescnet_dist.cli.defer import defer
 def check_command() -> None:
     """Verify a run: find chunks that are missing, altered or stale.
 
-    Chunks are compared with the commit records of the run. RUN may be an imported dataset too. The
-    exit code is 0 if all chunks are as committed, else 1.
+    Chunks are compared with the commit records of the run. RUN may be an imported dataset or a
+    saved network too. The exit code is 0 if everything is as it was stored, else 1.
 
     \b
     Example:

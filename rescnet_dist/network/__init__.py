@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         fuse_scores,
         select_for_fusion,
     )
-    from rescnet_dist.network.loading import load_network, require_layers
+    from rescnet_dist.network.loading import load_network, require_layers, verify_network
     from rescnet_dist.network.metrics import Metrics
     from rescnet_dist.network.network import Network
     from rescnet_dist.network.prediction import ImagePrediction
@@ -35,6 +35,7 @@ __all__ = [
     "require_layers",
     "select_for_fusion",
     "stored_accuracies",
+    "verify_network",
 ]
 
 # A name is imported on first use: to describe a saved network takes no Dask arrays.
@@ -44,7 +45,7 @@ __getattr__, __dir__ = attach(
         "base": ("BaseNetwork",),
         "describe": ("describe_network",),
         "fusion": ("FusedNetwork", "HeldOut", "fuse", "fuse_scores", "select_for_fusion"),
-        "loading": ("load_network", "require_layers"),
+        "loading": ("load_network", "require_layers", "verify_network"),
         "metrics": ("Metrics",),
         "network": ("Network",),
         "prediction": ("ImagePrediction",),

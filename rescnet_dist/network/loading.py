@@ -1,10 +1,10 @@
-"""Loading of networks of any kind, and the check for one that has layers of its own."""
+"""Loading and verification of networks of any kind."""
 
 from __future__ import annotations
 
 import os
 
-from rescnet_dist.errors import SpecError
+from rescnet_dist.errors import CorruptDataError, SpecError
 from rescnet_dist.network.base import BaseNetwork
 from rescnet_dist.network.fusion import FusedNetwork
 from rescnet_dist.network.network import Network
@@ -32,6 +32,34 @@ def load_network(url: str | os.PathLike[str]) -> Network | FusedNetwork:
     attributes = check_format(Location.of(url), NETWORK_FORMAT, FUSED_FORMAT, RUN_FORMAT)
     is_fused = attributes["format"] == FUSED_FORMAT
     return FusedNetwork.load(url) if is_fused else Network.load(url)
+
+
+def verify_network(url: str | os.PathLike[str]) -> list[str]:
+    """Read all that is stored of a network and compare it with its checksums.
+
+    Parameters
+    ----------
+    url : str or os.PathLike
+        fsspec URL of a saved network or a fused network, a folder or a zip file.
+
+    Returns
+    -------
+    list of str
+        One description for each layer that is damaged; empty if all is as it was saved.
+    """
+    problems = []
+    try:
+        network = load_network(url)
+        networks = network.networks if isinstance(network, FusedNetwork) else (network,)
+    except CorruptDataError as error:
+        return [str(error)]
+    for one in networks:
+        for number in range(one.depth):
+            try:
+                one.layers[number]
+            except CorruptDataError as error:
+                problems.append(str(error))
+    return problems
 
 
 def require_layers(network: BaseNetwork) -> Network:

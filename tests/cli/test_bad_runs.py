@@ -249,7 +249,6 @@ RUNS: dict[str, Case] = {
         remove("run/data/labels"), RESUME, ["data/labels", "There is no Zarr array"]
     ),
     "check nothing": (None, ("check", "nowhere"), ["There is no Zarr group at"]),
-    "check a network": (None, ("check", "network"), ["is not a rescnet-run store"]),
     "info of nothing": (None, ("info", "nowhere"), ["There is no run and no saved network at"]),
     "info of data": (
         None, ("info", "data.zarr"),

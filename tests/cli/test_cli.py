@@ -84,6 +84,25 @@ def test_test_accuracy_is_kept_until_there_are_other_layers(
     assert "test images" not in run("info", url).stdout
 
 
+def test_check_lists_damaged_layers_of_networks(stored_run: str, tmp_path: Path):
+    """Of a saved one, of one in a zip file, and of those that a fused network is made of."""
+    clf = rd.load(stored_run)
+    clf.save(tmp_path / "net.zip")
+    clf.save(tmp_path / "net")
+    rd.FusedNetwork([clf.network_, clf.network_], (0.5, 0.5)).save(tmp_path / "fused")
+    for name in ("net.zip", "net", "fused"):
+        result = run("check", tmp_path / name)
+        assert (result.exit_code, "every layer is as it was saved" in result.output) == (0, True)
+    for folder in ("net", "fused/networks/0002"):
+        bias = next((tmp_path / folder / "layers/0002/bias/c").iterdir())
+        bias.write_bytes(bias.read_bytes()[:-1] + b"\x00")
+    for name in ("net", "fused"):
+        result = run("check", tmp_path / name, "--json")
+        problems = json.loads(result.stdout)["problems"]
+        assert result.exit_code == len(problems) == 1
+        assert "layers/0002/bias" in problems[0]
+
+
 def test_more_layers_are_not_suggested_if_only_the_last_has_a_head(
     client: Client, data_url: str, tmp_path: Path
 ):

@@ -13,17 +13,26 @@ from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.status import show_status
 from rescnet_dist.data import is_imported, verify_dataset
 from rescnet_dist.errors import mask_secrets
+from rescnet_dist.store import FUSED_FORMAT, NETWORK_FORMAT, Location, read_format_name
 from rescnet_dist.train import verify_run
+
+NETWORK_FORMATS = (NETWORK_FORMAT, FUSED_FORMAT)
 
 
 def check(url: str, as_json: bool, **flags: Any) -> None:
     """Verify a run: find chunks that are missing, altered or stale."""
+    stored = "every chunk is as it was committed"
     with cluster(pop_cluster_options(flags), embedded=False), show_status("reading every chunk"):
-        problems = verify_dataset(url) if is_imported(url) else verify_run(url)
+        if is_imported(url):
+            problems = verify_dataset(url)
+        elif read_format_name(Location.of(url)) in NETWORK_FORMATS:
+            from rescnet_dist.network import verify_network  # a run needs none of its imports
+
+            problems, stored = verify_network(url), "every layer is as it was saved"
+        else:
+            problems = verify_run(url)
     if as_json:
         click.echo(json.dumps({"url": mask_secrets(url), "problems": problems}))
     else:
-        click.echo(
-            "\n".join(problems) or f"{mask_secrets(url)}: every chunk is as it was committed"
-        )
+        click.echo("\n".join(problems) or f"{mask_secrets(url)}: {stored}")
     sys.exit(1 if problems else 0)
