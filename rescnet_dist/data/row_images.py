@@ -58,6 +58,6 @@ def describe_altered_images(
     problem = str(error)
     if augment.copies:
         problem = problem.rstrip(".") + (
-            ", or their augmented copies differ, as with another release or NumPy."
+            ", or their augmented copies differ, as with another release, NumPy or processor."
         )
     return CorruptDataError(f"{problem} {remedy}")

@@ -17,7 +17,7 @@ import scipy
 
 from rescnet_dist.kernels.arrays import asarray_like, on_gpu
 from rescnet_dist.kernels.backend import get_operations
-from rescnet_dist.kernels.copy_parameters import CopyParameters, get_copy_dtype
+from rescnet_dist.kernels.copy_parameters import LUMA, CopyParameters, get_copy_dtype
 from rescnet_dist.kernels.gpu_tiles import COPY_SLAB_BYTES, copy_image_bytes
 from rescnet_dist.kernels.hashing import uniforms
 
@@ -121,6 +121,11 @@ def augment_images(images: Any, index: Array, copy: Array, changes: Augmentation
         The copies, in the dtype of `images`. Integer pixels are rounded and clipped to the range
         of their dtype.
     """
+    if changes.saturation and images.shape[3] != len(LUMA):
+        raise ValueError(
+            f"saturation={changes.saturation} is of {len(LUMA)} colors, but the images have "
+            f"{images.shape[3]} channels. Leave it out."
+        )
     if images.dtype.kind == "b":
         images = images.astype(np.uint8)
     out = images.copy()

@@ -131,9 +131,9 @@ class Backend:
             yield
 
     def prepare(self) -> None:
-        """Load, and compile if needed, everything that the first pass needs."""
+        """Load, and compile if needed, the kernels that every run needs in its first pass."""
         if self.on_gpu:
-            self._device().hand_over_quickly()
+            self._device()
         else:
             prepare()
 

@@ -67,7 +67,7 @@ class CopyParameters:
         return CopyParameters(**values)
 
     @property
-    def adjusts(self) -> bool:
+    def changes_pixels(self) -> bool:
         """Whether pixels are changed, other than moved."""
         changes = self.brightness, self.contrast, self.saturation, self.corners, self.noise
         return self.limits is not None or any(change is not None for change in changes)

@@ -12,7 +12,7 @@ from rescnet_dist.kernels.arrays import Array
 MIN_SINGLE_FEATURES = 2048  # fewer are quick to factorize in double precision
 PANEL_COLUMNS = 256  # columns of a matrix that are processed at a time
 GPU_PANEL_COLUMNS = 1024  # columns of a triangle that a GPU multiplies or factorizes at a time
-SOLVED_ROWS = 256  # of a triangle that a GPU solves with an inverse
+SOLVED_ROWS = 256  # side of the blocks on the diagonal that a GPU inverts to solve with them
 MAX_RESIDUAL_FRACTION = 1e-10  # of the right-hand side, reached by conjugate gradients
 MAX_GRADIENT_STEPS = 50  # of conjugate gradients
 # Of a feature's mean, below which it counts as constant. Features are computed in single precision.

@@ -216,13 +216,13 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
 
 
 def copies_bytes(problem: Problem, plan: Plan) -> int:
-    """Return the bytes of its GPU that augmented copies of a chunk need while they are made."""
+    """Return the bytes of its GPU that augmented copies of a chunk need at most."""
     if not problem.copies:
         return 0
     image = math.prod(problem.image_shape) * problem.itemsize
     making = copy_image_bytes(problem.image_shape, np.dtype(f"u{problem.itemsize}"))
     slab = min(max(COPY_SLAB_BYTES, making), plan.chunk_images * making)
-    # The originals, at most as many, and their repetitions, then these and the copies
+    # First the originals, at most as many as rows, and the rows; then the rows and their copies.
     return 2 * plan.chunk_images * image + slab
 
 

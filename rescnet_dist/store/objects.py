@@ -39,7 +39,7 @@ def encode_arrays(
     """
     objects = {f"{path}/{ZARR_METADATA}": _encode_group() for path in _list_groups(group)}
     if new_groups is not None:
-        objects = {key: value for key, value in objects.items() if _folder(key) in new_groups}
+        objects = {key: value for key, value in objects.items() if _parent(key) in new_groups}
     for name, (dims, values, attributes) in arrays.items():
         encoded = _encode_array(dims, np.asarray(values), attributes)
         objects |= {f"{group}/{name}/{key}": value for key, value in encoded.items()}
@@ -52,7 +52,7 @@ def _list_groups(path: str) -> list[str]:
     return ["/".join(names[: count + 1]) for count in range(len(names))]
 
 
-def _folder(key: str) -> str:
+def _parent(key: str) -> str:
     """Return the path of the group or array that an object belongs to."""
     return key.rpartition("/")[0]
 
@@ -81,11 +81,15 @@ def _encode_array(dims: tuple[str, ...], values: Array, attributes: Mapping[str,
     described = {**metadata, "attributes": dict(attributes)}
     objects = {ZARR_METADATA: json.dumps(described, indent=JSON_INDENT).encode()}
     shape = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+    dtype = values.dtype.newbyteorder("<")
     for index, key in keys.items():
-        chunk = np.zeros(shape, values.dtype.newbyteorder("<"))  # padded at the edges
         starts = [number * side for number, side in zip(index, shape, strict=True)]
         part = values[tuple(slice(a, a + side) for a, side in zip(starts, shape, strict=True))]
-        chunk[tuple(map(slice, part.shape))] = part
+        if part.shape == tuple(shape):
+            chunk = np.ascontiguousarray(part, dtype)
+        else:  # at an edge, where chunks are padded
+            chunk = np.zeros(shape, dtype)
+            chunk[tuple(map(slice, part.shape))] = part
         objects[key] = zstd.compress(chunk.tobytes(), level)
     return objects
 
@@ -94,7 +98,10 @@ def _encode_array(dims: tuple[str, ...], values: Array, attributes: Mapping[str,
 def _encode_metadata(
     dims: tuple[str, ...], shape: tuple[int, ...], dtype: str
 ) -> tuple[dict[str, Any], dict[tuple[int, ...], str]]:
-    """Return the metadata of an array without attributes, and the keys of its chunks by index."""
+    """Return the metadata of an array without attributes, and the keys of its chunks by index.
+
+    They are kept: a change of Zarr's configuration has no effect on arrays like earlier ones.
+    """
     encoded: dict[str, Buffer] = {}
     array = _create_array(encoded, dims, {}, shape=shape, dtype=dtype)
     keys = {index: encode_chunk_key(array, index) for index in np.ndindex(array.cdata_shape)}

@@ -206,6 +206,12 @@ class Reader:
             altered = describe_altered_images(error, state.augment, remedy)
         raise altered
 
+    def read_both(self, source: tuple[zarr.Array[Any], int], chunk: Chunk) -> tuple[Array, Array]:
+        """Return the images of a chunk, as of `read_images`, on the host and on the backend."""
+        backend = self.backend if self.state.augment.copies else Backend()
+        images = self.read_images(source, chunk, backend)
+        return to_host(images), self.backend.put(images)
+
     def read_state(self, source: tuple[zarr.Array[Any], int], chunk: Chunk) -> ChunkState:
         """Return the state of a chunk after the step's layer.
 

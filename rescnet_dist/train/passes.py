@@ -141,8 +141,7 @@ def survey_group(
         for chunk in reader.chunks():
             with chunk_error_context(group, chunk):
                 with reader.meter.timing("read"):
-                    on_device = reader.read_images(images, chunk, state.backend)
-                    raw = state.backend.get(on_device)
+                    raw, on_device = reader.read_both(images, chunk)
                     reader.cache_images(chunk, on_device)
                 with reader.meter.timing("compute"):
                     check_finite(raw, chunk.rows.image)  # copied images were checked before

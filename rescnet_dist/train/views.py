@@ -57,11 +57,11 @@ def observe_group(
         for chunk in reader.chunks():
             with chunk_error_context(group, chunk):
                 with reader.meter.timing("read"):
-                    on_device = reader.read_images(images, chunk, state.backend)
+                    raw, on_device = reader.read_both(images, chunk)
                 with reader.meter.timing("compute"):
-                    check_finite(state.backend.get(on_device), chunk.rows.image)
+                    check_finite(raw, chunk.rows.image)
                     train = on_device[state.backend.put(chunk.train)]
-                    del on_device
+                    del raw, on_device
                     weights = None if chunk.weights is None else chunk.weights[chunk.train]
                     for view in views:
                         statistics[view.name] = view.observe(

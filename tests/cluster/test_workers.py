@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,12 @@ from distributed import Client
 
 from rescnet_dist import ClusterError
 from rescnet_dist.cluster import Workers, list_workers, workers
-from rescnet_dist.cluster.workers import _prepare_workers, _smallest_gpu_share
+from rescnet_dist.cluster.workers import (
+    SWITCH_INTERVAL_SECONDS,
+    _prepare_workers,
+    _smallest_gpu_share,
+    shorten_switch_interval,
+)
 from rescnet_dist.errors import ClusterLostError
 from rescnet_dist.kernels import Backend
 
@@ -43,6 +49,18 @@ def test_gpu_memory_is_divided_by_the_workers_that_share_it(
 ) -> None:
     """Or it is what a process may use, if that is less."""
     assert _smallest_gpu_share(gpus) == share
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.005, SWITCH_INTERVAL_SECONDS), (2e-4, 2e-4)])
+def test_switch_interval_is_only_shortened(before: float, after: float) -> None:
+    """A user may have chosen a shorter one."""
+    kept = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(before)
+        shorten_switch_interval()
+        assert sys.getswitchinterval() == pytest.approx(after, rel=0.02)
+    finally:
+        sys.setswitchinterval(kept)
 
 
 def test_gpu_workers_must_have_one_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

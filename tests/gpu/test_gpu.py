@@ -427,7 +427,10 @@ def test_ridge_regression_equals_that_of_the_cpu(
 def test_solutions_equal_those_of_the_cpu(
     backend: Backend, side: int, overwrite: bool, matmul_precision: str, rng: np.random.Generator
 ) -> None:
-    """Only the lower triangle is read, and it is overwritten only if that is allowed."""
+    """Only the lower triangle is read, and it is overwritten only if that is allowed.
+
+    The solution of a single column does not depend on others.
+    """
     scatter, columns = make_scatter(rng, side, 1.0), rng.normal(size=(side, 5))
     _, expected = cpu_solve.whiten(scatter, np.zeros(side), 4000.0, 0.5)
     operations = get_operations(backend.put(columns))
@@ -438,7 +441,9 @@ def test_solutions_equal_those_of_the_cpu(
             square, backend.put(np.zeros(side)), 4000.0, 0.5, overwrite=overwrite
         )
         found = [backend.get(solve(backend.put(columns))) for _ in range(2)]
+        single = backend.get(solve(backend.put(columns[:, :1])))
     assert relative_error(found[0], expected(columns)) < 1e-5
+    assert relative_error(single, expected(columns[:, :1])) < 1e-5
     assert np.array_equal(*found)
     kept = np.array_equal(np.tril(backend.get(square)), np.tril(scatter))
     assert kept == (not overwrite or side < 2048)

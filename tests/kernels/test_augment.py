@@ -261,6 +261,14 @@ def test_kernels_have_the_bits_of_array_operations(
         assert found.tobytes() == expected.tobytes(), options
 
 
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_saturation_needs_three_colors(rng: np.random.Generator, channels: int) -> None:
+    """Other images have no gray."""
+    images, one = rng.random((1, 8, 8, channels)), np.ones(1, int)
+    with pytest.raises(ValueError, match=f"of 3 colors, but the images have {channels} channels"):
+        augment_images(images, one, one, Augmentation(saturation=0.5), SEED)
+
+
 # dependencies of a copy ---------------------------------------------------------------------------
 
 

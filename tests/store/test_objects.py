@@ -14,10 +14,17 @@ GROUP = "layers/0007"
 
 @pytest.mark.parametrize("dtype", ["float32", ">f8", "float16", "int64", "bool", "complex64"])
 @pytest.mark.parametrize("shape", [(), (3,), (0, 4), (5, 7), (700, 1100)])
+@pytest.mark.parametrize("known", [True, False], ids=["known codecs", "other codecs"])
 def test_objects_are_those_of_zarr(
-    dtype: str, shape: tuple[int, ...], rng: np.random.Generator
+    dtype: str,
+    shape: tuple[int, ...],
+    known: bool,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The largest array has several chunks, of which the last are padded."""
+    if not known:
+        monkeypatch.setattr("rescnet_dist.store.objects._zstd_level", lambda metadata: None)
     values = np.asarray(10 * rng.normal(size=shape)).astype(dtype)
     dims, attributes = ("row", "column")[: len(shape)], {"crc32c": 7, "scale": 0.5}
     encoded: dict[str, zarr.abc.buffer.Buffer] = {}

@@ -19,7 +19,7 @@ def make_copies(pixels: Array, parameters: CopyParameters) -> Array:
         kernel(f"resample_{dtype}")(
             images, channels, parameters.affine, parameters.rotates, padding, lines
         )
-    if parameters.adjusts:
+    if parameters.changes_pixels:
         factors = (parameters.brightness, parameters.contrast, parameters.saturation)
         brightness, contrast, saturation = (
             np.empty(0, dtype) if f is None else f.astype(dtype) for f in factors

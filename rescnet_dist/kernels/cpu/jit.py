@@ -27,7 +27,7 @@ from rescnet_dist._compat import (
 MAX_COMPILE_SECONDS = 300
 COMPILE_POLL_SECONDS = 0.1
 LOCK_FILE = "rescnet-compile.lock"  # in the folder of Numba's cache
-FAST_MATH = {"contract", "nsz"}  # what LLVM may do
+FAST_MATH = {"contract", "nsz"}  # flags of LLVM
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -52,7 +52,7 @@ def compile_exact_kernel(function: Function) -> Function:
 
 
 def _compile_kernel(function: Function, fastmath: set[str] | bool) -> Function:
-    """Compile a function with these liberties of LLVM."""
+    """Compile a function with these fast-math flags."""
     options: Any = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
     with contextlib.suppress(RuntimeError):  # no folder is writable
         kernel = numba.njit(cache=True, **options)(function)
@@ -76,7 +76,7 @@ def compile_exact_part(function: Function) -> Function:
 
 
 def _compile_part(function: Function, fastmath: set[str] | bool) -> Function:
-    """Compile a part with these liberties of LLVM."""
+    """Compile a part with these fast-math flags."""
     options: Any = {"fastmath": fastmath, "error_model": "numpy"}
     options |= {"no_cfunc_wrapper": True, "_nrt": False}
     return register_jitable(**options)(function)

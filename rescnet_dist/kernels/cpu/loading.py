@@ -45,7 +45,7 @@ def _get_kernels() -> dict[str, tuple[Kernel, tuple[str, ...]]]:
 
 
 def kernel(name: str) -> Kernel:
-    """Return a kernel, compiled for the precision that it is for."""
+    """Return a kernel, compiled for its precision."""
     _load(next((names for names in COMPILED_TOGETHER if name in names), (name,)))
     return _get_kernels()[name][0]
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from rescnet_dist.kernels.arrays import Array
+from rescnet_dist.kernels.copy_parameters import PADDINGS
 from rescnet_dist.kernels.cpu.jit import compile_exact_kernel, compile_exact_part
 
-ZERO, REFLECT = 0, 2  # indices of `PADDINGS`
+ZERO, REFLECT = PADDINGS.index("zero"), PADDINGS.index("reflect")
 RESAMPLE_SIGNATURES = {
     name: f"void({name}[:,:,::1], int64, float64[:,::1], boolean, int64, {name}[:,:,::1])"
     for name in ("float32", "float64")

@@ -22,7 +22,7 @@ cublas, get_cublas_handle = load_cuda_library("cublas")
 cusolver, get_cusolver_handle = load_cuda_library("cusolver")
 
 LOWER = cublas.CUBLAS_FILL_MODE_LOWER
-ONE, MINUS_ONE, ZERO = (np.array(value, np.float32) for value in (1, -1, 0))  # factors of products
+FACTORS = {value: np.array(value, np.float32) for value in (1, -1, 0)}  # of products
 
 copy_lower = cupy.ElementwiseKernel(
     "int64 width, int64 pitch",
@@ -73,10 +73,10 @@ class InPlaceFactor:
         mirror_lower(square)
         side = GPU_PANEL_COLUMNS
         blocks = cupy.empty((-(-len(square) // side), side, side), square.dtype)
-        held = cls(square, blocks)
-        for rows, block in held._each_block():
+        matrix = cls(square, blocks)
+        for rows, block in matrix._each_block():
             block[...] = square[rows, rows]
-        return held
+        return matrix
 
     def factorize(self, root: Array, diagonal: Array, updates: str) -> Array:
         """Return the lower Cholesky factor (D, D) of matrix·root·rootᵀ with this diagonal (D,).
@@ -161,8 +161,8 @@ def solve_double(factor: Array, columns: Array) -> Array:
 class BlockSolver:
     """Solves with a lower Cholesky factor in single precision, a block of rows after the other.
 
-    A triangle takes as many steps as it has rows, each of which a GPU does in no time: it waits.
-    The blocks on the diagonal are therefore inverted, all at once, and the rest are products.
+    A triangular solve has one dependent step per row, which leaves a GPU idle. The blocks on the
+    diagonal are therefore inverted, all at once, and the rest are products.
 
     Attributes
     ----------
@@ -199,7 +199,7 @@ class BlockSolver:
                 cublas.CUBLAS_DIAG_NON_UNIT,
                 rows,
                 rows,
-                ONE.ctypes.data,
+                FACTORS[1].ctypes.data,
                 sources.data.ptr,
                 get_pitch(factor),
                 targets.data.ptr,
@@ -212,29 +212,37 @@ class BlockSolver:
         """Solve for columns (D, K); the solution is in single precision."""
         factor, inverses = self.factor, self.inverses.transpose(0, 2, 1)
         x = cupy.array(columns, np.float32, order="F")
-        y, side = cupy.empty_like(x), len(x)
+        y, side = cupy.empty(x.shape, np.float32, order="F"), len(x)
         blocks = [
             (slice(start, min(start + SOLVED_ROWS, side)), inverse)
             for start, inverse in zip(range(0, side, SOLVED_ROWS), inverses, strict=True)
         ]
         for rows, inverse in blocks:  # factor · y = columns
-            _multiply(inverse, x[rows], y[rows])
+            _multiply(inverse, x[rows], y[rows], side)
             if rows.stop < side:
-                _multiply(factor[rows.stop :, rows], y[rows], x[rows.stop :], subtract=True)
+                _multiply(factor[rows.stop :, rows], y[rows], x[rows.stop :], side, subtract=True)
         for rows, inverse in reversed(blocks):  # factorᵀ · x = y
-            _multiply(inverse, y[rows], x[rows], transposed=True)
+            _multiply(inverse, y[rows], x[rows], side, transposed=True)
             if rows.start:
                 before = slice(rows.start)
-                _multiply(factor[rows, before], x[rows], y[before], transposed=True, subtract=True)
+                left = factor[rows, before]
+                _multiply(left, x[rows], y[before], side, transposed=True, subtract=True)
         return x
 
 
 def _multiply(
-    left: Array, right: Array, into: Array, *, transposed: bool = False, subtract: bool = False
+    left: Array,
+    right: Array,
+    into: Array,
+    pitch: int,
+    *,
+    transposed: bool = False,
+    subtract: bool = False,
 ) -> None:
     """Write left·right (m, K), or leftᵀ·right, to `into`, or subtract it from that.
 
-    All are in Fortran order and in single precision; left may have more rows and columns.
+    All are in Fortran order and in single precision; left may have more rows and columns. Columns
+    of right and `into` are `pitch` numbers apart; strides do not tell that of a single column.
     """
     cublas.sgemm(
         get_cublas_handle(),
@@ -242,14 +250,14 @@ def _multiply(
         cublas.CUBLAS_OP_N,
         *into.shape,
         len(right),
-        (MINUS_ONE if subtract else ONE).ctypes.data,
+        FACTORS[-1 if subtract else 1].ctypes.data,
         left.data.ptr,
         get_pitch(left),
         right.data.ptr,
-        get_pitch(right),
-        (ONE if subtract else ZERO).ctypes.data,
+        pitch,
+        FACTORS[int(subtract)].ctypes.data,
         into.data.ptr,
-        get_pitch(into),
+        pitch,
     )
 
 
@@ -316,7 +324,7 @@ def _solve_block(factor: Array, below: Array) -> None:
         cublas.CUBLAS_OP_T,
         cublas.CUBLAS_DIAG_NON_UNIT,
         *below.shape,
-        ONE.ctypes.data,
+        FACTORS[1].ctypes.data,
         factor.data.ptr,
         get_pitch(factor),
         below.data.ptr,

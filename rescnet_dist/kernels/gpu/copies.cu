@@ -99,7 +99,7 @@ extern "C" __global__ void average(const PIXEL* __restrict__ copies, double* sum
 }
 
 // Return a value at a distance from another that is multiplied by a factor.
-__device__ __forceinline__ PIXEL spread(PIXEL value, PIXEL center, PIXEL factor) {
+__device__ __forceinline__ PIXEL scale_distance(PIXEL value, PIXEL center, PIXEL factor) {
     return add(center, multiply(add(value, -center), factor));
 }
 
@@ -119,12 +119,12 @@ extern "C" __global__ void adjust(PIXEL* __restrict__ copies, const PIXEL* __res
     PIXEL* values = copies + pixel * channels;
     if (contrast)
         for (int c = 0; c < channels; c++)
-            values[c] = spread(values[c], means[number], contrast[number]);
+            values[c] = scale_distance(values[c], means[number], contrast[number]);
     if (saturation) {
         const PIXEL red = multiply(values[0], (PIXEL)LUMA_RED);
         const PIXEL green = multiply(values[1], (PIXEL)LUMA_GREEN);
         const PIXEL gray = add(add(red, green), multiply(values[2], (PIXEL)LUMA_BLUE));
-        for (int c = 0; c < channels; c++) values[c] = spread(values[c], gray, saturation[number]);
+        for (int c = 0; c < channels; c++) values[c] = scale_distance(values[c], gray, saturation[number]);
     }
     if (corners) {
         const long long down = y - corners[2 * number], right = x - corners[2 * number + 1];

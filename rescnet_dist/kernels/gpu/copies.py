@@ -34,7 +34,7 @@ def make_copies(pixels: Array, parameters: CopyParameters) -> Array:
                 *(np.int32(parameters.rotates), padding),
             ),
         )
-    if not parameters.adjusts:
+    if not parameters.changes_pixels:
         return copies
     brightness, contrast, saturation = (
         None if factors is None else cupy.asarray(factors.astype(dtype))

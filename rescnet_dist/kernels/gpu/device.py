@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,7 +20,6 @@ cublas, get_cublas_handle = load_cuda_library("cublas")
 
 CUBLAS_COMPUTE_32F = 68  # sums in single precision
 CUDA_R_32F, CUDA_R_16F = 0, 2  # data types of matrices
-SWITCH_SECONDS = 0.0005  # of a thread's turn while another one waits
 ALIGNMENT_NUMBERS = 32  # sides of matrices are padded to a multiple of it for matrix units
 
 # The pairs of parts, left and right, that are multiplied if matrices have 1 or 2 parts
@@ -36,14 +34,6 @@ def problem() -> str | None:
         return None if cupy.cuda.runtime.getDeviceCount() else "no device"
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return str(error)
-
-
-def hand_over_quickly() -> None:
-    """Let the threads of this process take turns more often than every 5 ms, Python's default.
-
-    While the thread that feeds the GPU waits for another one's turn to end, the GPU idles.
-    """
-    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
 
 
 def memory() -> tuple[str, int, int]:
@@ -118,6 +108,8 @@ def transpose(
     factors (n,) are given. A last row (m,) may follow, which is transposed as it is.
     """
     n, m = matrix.shape
+    if matrix.dtype != np.float32 or matrix.strides[1] != matrix.itemsize:
+        matrix = cupy.ascontiguousarray(matrix, np.float32)
     parts = _allocate_parts(n + (last is not None), m)
     high, low = parts
     shift, rest = (None, None) if mean is None else split_mean(mean)

@@ -72,7 +72,8 @@ def add_centered(
 ) -> Array:
     """Add the scatter of features (n, D) around their mean (D,) to the lower triangle of total.
 
-    See `Operations.add_centered`. The mean, which has no rounding errors here, is returned.
+    See `Operations.add_centered`. The mean is subtracted as a sum of two numbers in single
+    precision, and returned as it is.
     """
     last = None if between is None else between(mean)
     factors = None if weights is None else cupy.asarray(np.sqrt(weights), total.dtype)

@@ -31,7 +31,7 @@ from rescnet_dist.kernels.solving import (
 MAX_GPU_RESIDUAL_FRACTION = 1e-7  # of the right-hand side: weights are stored in single precision
 # Precisions of the matrix products of factorizations that are tried in turn, by that of products
 FACTOR_PRECISIONS = {"half": ("half", "split"), "split": ("split",), "float32": ("float32",)}
-EPSILON = float(np.finfo(np.float32).eps)
+SINGLE_EPSILON = float(np.finfo(np.float32).eps)
 
 
 def whiten(
@@ -55,13 +55,13 @@ def whiten(
         mirror_lower(square)
         factor = _factorize_double(square, root, diagonal, problem)
         return scale, partial(solve_double, factor)
-    held = InPlaceFactor.of(square)
-    factors = _factorize(held, root, diagonal, problem, matmul_precision())
+    matrix = InPlaceFactor.of(square)
+    factors = _factorize(matrix, root, diagonal, problem, matmul_precision())
     factor = next(factors)
 
     def multiply(x: Array) -> Array:
         """Multiply the ridged covariance of standardized features with x (D, K)."""
-        result = held.multiply(scale[:, None] * x)
+        result = matrix.multiply(scale[:, None] * x)
         result *= scale[:, None] / count
         result += cupy.where(live, shift, 1)[:, None] * x
         return result
@@ -70,19 +70,18 @@ def whiten(
         """Solve for columns (D, K), refined to double precision."""
         nonlocal factor
         while factor.dtype == np.float32:
-            try:
+            with suppress(np.linalg.LinAlgError):  # the factor is too far from the covariance
                 return conjugate_gradients(
                     multiply, BlockSolver.of(factor), columns, MAX_GPU_RESIDUAL_FRACTION
                 )
-            except np.linalg.LinAlgError:  # the factor is too far from the covariance
-                factor = next(factors)
+            factor = next(factors)
         return solve_double(factor, columns)
 
     return scale, solve
 
 
 def _factorize(
-    held: InPlaceFactor,
+    matrix: InPlaceFactor,
     root: Array,
     diagonal: Array,
     problem: tuple[int, float, float],
@@ -96,11 +95,11 @@ def _factorize(
     """
     for updates in FACTOR_PRECISIONS[precision]:
         with suppress(np.linalg.LinAlgError):  # too close to singular for this precision
-            factor = held.factorize(root, diagonal, updates)
-            check_pivots(cupy.diagonal(factor), EPSILON, *problem)
+            factor = matrix.factorize(root, diagonal, updates)
+            check_pivots(cupy.diagonal(factor), SINGLE_EPSILON, *problem)
             yield factor
-    held.restore_upper()
-    yield _factorize_double(held.square, root, diagonal, problem)
+    matrix.restore_upper()
+    yield _factorize_double(matrix.square, root, diagonal, problem)
 
 
 def _factorize_double(
