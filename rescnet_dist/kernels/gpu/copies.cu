@@ -124,7 +124,8 @@ extern "C" __global__ void adjust(PIXEL* __restrict__ copies, const PIXEL* __res
         const PIXEL red = multiply(values[0], (PIXEL)LUMA_RED);
         const PIXEL green = multiply(values[1], (PIXEL)LUMA_GREEN);
         const PIXEL gray = add(add(red, green), multiply(values[2], (PIXEL)LUMA_BLUE));
-        for (int c = 0; c < channels; c++) values[c] = scale_distance(values[c], gray, saturation[number]);
+        for (int c = 0; c < channels; c++)
+            values[c] = scale_distance(values[c], gray, saturation[number]);
     }
     if (corners) {
         const long long down = y - corners[2 * number], right = x - corners[2 * number + 1];
