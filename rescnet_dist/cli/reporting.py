@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -41,7 +41,7 @@ from rescnet_dist.errors import (
     pluralize,
 )
 from rescnet_dist.events import EVENTS_VERSION, Accuracy, Listener
-from rescnet_dist.formatting import train_suffix
+from rescnet_dist.formatting import format_bytes, train_suffix
 from rescnet_dist.lifecycle import check_resume
 from rescnet_dist.logs import use_json_logs
 from rescnet_dist.network import BaseNetwork, load_network
@@ -54,6 +54,7 @@ OUTCOME_FIELDS = (  # of `describe_run`
     *("url", "state", "reason", "depth", "copies", "leave_one_out", "layers"),
 )
 MAX_PORT = 65535
+LARGE_MAPS_BYTES = 64 * 2**20  # of maps whose size is worth a remark
 MORE_LAYERS = 4  # that the printed `rescnet resume` command adds
 
 logger = logging.getLogger(__name__)
@@ -270,10 +271,24 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, reporter
     )
     click.echo(f"accuracy  {line}" + ("" if accuracy is None else f", test {100 * accuracy:.2f} %"))
     click.echo(f"run       {url}")
+    click.echo(f"size      {describe_size(description['bytes'])}")
     click.echo(f"next      {program_name()} info {url}")
     has_last_head = NetworkSpec.from_stored(description["network"]).heads == "last"
     if depth == len(description["layers"]) and not has_last_head:  # more layers may still help
         click.echo(f"          {program_name()} resume {url} --max-layers {depth + MORE_LAYERS}")
+
+
+def describe_size(sizes: Mapping[str, int]) -> str:
+    """Return the size of a run in words, of which the maps take most if they are kept.
+
+    >>> describe_size({"data": 2**20, "maps": 2**28, "layers": 2**20})
+    '258 MiB; 256 MiB of it are maps for more layers, --keep-maps none leaves them out'
+    """
+    total, maps = format_bytes(sum(sizes.values())), sizes["maps"]
+    if maps < LARGE_MAPS_BYTES:
+        return total
+    kept = f"{format_bytes(maps)} of it are maps for more layers"
+    return f"{total}; {kept}, --keep-maps none leaves them out"
 
 
 def compute_accuracy(network: BaseNetwork, data: str) -> tuple[float, int]:
