@@ -395,7 +395,7 @@ def test_exit_code_of_command_terminated_while_it_waits_for_a_cluster(
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10)
 
-    monkeypatch.setattr("rescnet_dist.cli.actions.training.cluster", wait)
+    monkeypatch.setattr("rescnet_dist.cli.actions.training.training_cluster", wait)
     stopped = train(data_url, tmp_path / "run")
     assert stopped.exit_code == 75, stopped.output
     assert stopped.output.splitlines()[-1] == "terminated"
