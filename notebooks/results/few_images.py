@@ -252,7 +252,7 @@ def read_rows(record: Path, described: dict[str, Any] | None = None) -> list[Row
 
 def format_rows(rows: Sequence[Row]) -> str:
     """Return rows as a Markdown table."""
-    head = ("images", "seed", "depth", "network %", "s", "epoch", "ResNet %", "s")
+    head = ("images", "seed", "depth", "network %", "network s", "epoch", "ResNet %", "ResNet s")
     lines = [head, ("---",) * len(head)]
     for row in rows:
         network, cnn = row["network"], row["cnn"]

@@ -39,9 +39,10 @@ def ablate_command() -> None:
 
     NAME is rate (the learning rate, by depth), block (8×8 and 16×16), filters (30 and 50),
     stacked-lda or compensation (with and without). The settings are those of the paper for
-    CIFAR-10, unless others are given. Each network is an ordinary run in the folder of the output.
-    The same command resumes what was interrupted. A network that another ablation has trained in
-    this folder with the same settings is not trained again.
+    CIFAR-10, with up to 937 layers, unless others are given, such as --max-layers. Each network is
+    an ordinary run in the folder of the output. The same command resumes what was interrupted. A
+    network that another ablation has trained in this folder with the same settings is not trained
+    again.
 
     NAME.json has the accuracy of each network by layer. NAME.png draws them next to what the paper
     reports. Depth is chosen by the validation images; test images are only drawn.

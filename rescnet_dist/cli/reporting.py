@@ -282,13 +282,13 @@ def describe_size(sizes: Mapping[str, int]) -> str:
     """Return the size of a run in words, of which the maps take most if they are kept.
 
     >>> describe_size({"data": 2**20, "maps": 2**28, "layers": 2**20})
-    '258 MiB; 256 MiB of it are maps for more layers, --keep-maps none leaves them out'
+    '258 MiB; 256 MiB are feature maps, which `resume` continues from (--keep-maps none: not kept)'
     """
     total, maps = format_bytes(sum(sizes.values())), sizes["maps"]
     if maps < LARGE_MAPS_BYTES:
         return total
-    kept = f"{format_bytes(maps)} of it are maps for more layers"
-    return f"{total}; {kept}, --keep-maps none leaves them out"
+    kept = f"{format_bytes(maps)} are feature maps, which `resume` continues from"
+    return f"{total}; {kept} (--keep-maps none: not kept)"
 
 
 def compute_accuracy(network: BaseNetwork, data: str) -> tuple[float, int]:

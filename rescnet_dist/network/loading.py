@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from rescnet_dist.errors import CorruptDataError, SpecError
+from rescnet_dist.errors import CorruptDataError, SpecError, StorePermissionError, StoreReadError
 from rescnet_dist.network.base import BaseNetwork
 from rescnet_dist.network.fusion import FusedNetwork
 from rescnet_dist.network.network import Network
@@ -35,7 +35,9 @@ def load_network(url: str | os.PathLike[str]) -> Network | FusedNetwork:
 
 
 def verify_network(url: str | os.PathLike[str]) -> list[str]:
-    """Read all that is stored of a network and compare it with its checksums.
+    """Read the arrays of all layers of a network and compare them with their checksums.
+
+    Its attributes, such as classes and settings, have no checksum.
 
     Parameters
     ----------
@@ -45,7 +47,7 @@ def verify_network(url: str | os.PathLike[str]) -> list[str]:
     Returns
     -------
     list of str
-        One description for each layer that is damaged; empty if all is as it was saved.
+        One description for each layer that is damaged; empty if all are as they were saved.
     """
     problems = []
     try:
@@ -59,6 +61,10 @@ def verify_network(url: str | os.PathLike[str]) -> list[str]:
                 one.layers[number]
             except CorruptDataError as error:
                 problems.append(str(error))
+            except StorePermissionError:
+                raise
+            except StoreReadError as error:
+                problems.append(f"Layer {number + 1} is damaged or missing: {error}")
     return problems
 
 

@@ -101,6 +101,10 @@ def test_check_lists_damaged_layers_of_networks(stored_run: str, tmp_path: Path)
         problems = json.loads(result.stdout)["problems"]
         assert result.exit_code == len(problems) == 1
         assert "layers/0002/bias" in problems[0]
+    shutil.rmtree(tmp_path / "net/layers/0001")
+    result = run("check", tmp_path / "net")
+    assert result.exit_code == 1
+    assert "Layer 1 is damaged or missing: There is no Zarr array" in result.stdout
 
 
 def test_more_layers_are_not_suggested_if_only_the_last_has_a_head(
