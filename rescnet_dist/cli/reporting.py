@@ -248,23 +248,21 @@ def resume_hint(url: str) -> str:
 def report_outcome(run: RunStore, source: str | None, test: str | None, reporter: Reporter) -> None:
     """Print how a run ended, its test accuracy if there is a test set, and the next commands."""
     description = describe_run(run.url)
+    depth, grown = description["depth"], len(description["layers"])
     data = test or (source if has_test_split(source) else None)
     accuracy, is_logged = None, reporter.options.log_format == "json"
     if data:
         with show_status("test accuracy", quiet=reporter.options.is_silent):
             name = get_available_backend(RunSpec.from_stored(description["run"]))
             accuracy, images = compute_accuracy(load_network(run.url).on(name), data)
-        depth, grown = description["depth"], len(description["layers"])
         test_record = {"data": mask_secrets(data), "images": images, "accuracy": accuracy}
         run.write_test(test_record | {"depth": depth, "layers": grown})
     if reporter.options.as_json or reporter.options.json_lines or is_logged:
         record = {key: description[key] for key in OUTCOME_FIELDS}
         reporter.write_outcome(record | {"test": accuracy})
         return
-    depth, url = description["depth"], description["url"]
-    chosen = description["layers"][depth - 1]
-    layers = pluralize(len(description["layers"]), "layer")
-    click.echo(f"depth     {depth} of {layers} ({description['reason']})")
+    url, chosen = description["url"], description["layers"][depth - 1]
+    click.echo(f"depth     {depth} of {pluralize(grown, 'layer')} ({description['reason']})")
     line = describe_accuracy(
         Accuracy(depth, chosen["train"], chosen["validation"]),
         train_suffix(description["copies"], description["leave_one_out"]),
@@ -274,7 +272,7 @@ def report_outcome(run: RunStore, source: str | None, test: str | None, reporter
     click.echo(f"size      {describe_size(description['bytes'])}")
     click.echo(f"next      {program_name()} info {url}")
     has_last_head = NetworkSpec.from_stored(description["network"]).heads == "last"
-    if depth == len(description["layers"]) and not has_last_head:  # more layers may still help
+    if depth == grown and not has_last_head:  # more layers may still help
         click.echo(f"          {program_name()} resume {url} --max-layers {depth + MORE_LAYERS}")
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rescnet_dist.data.sources import DecodeOptions, Source
     from rescnet_dist.data.sources.source import Channels
     from rescnet_dist.data.split import choose_held_out_groups, select_validation
-    from rescnet_dist.data.stored import is_imported, verify_dataset
+    from rescnet_dist.data.stored import verify_dataset
     from rescnet_dist.data.training_data import TrainingSet, check_test_set, training_set
     from rescnet_dist.data.weights import Weights
 
@@ -82,7 +82,6 @@ __all__ = [
     "has_photos",
     "has_test_split",
     "import_dataset",
-    "is_imported",
     "is_photo",
     "load_digits",
     "open_dataset",
@@ -137,7 +136,7 @@ __getattr__, __dir__ = attach(
         "sources": ("DecodeOptions", "Source"),
         "sources.source": ("Channels",),
         "split": ("choose_held_out_groups", "select_validation"),
-        "stored": ("is_imported", "verify_dataset"),
+        "stored": ("verify_dataset",),
         "training_data": ("TrainingSet", "check_test_set", "training_set"),
         "weights": ("Weights",),
     },

@@ -148,13 +148,6 @@ def _read(location: Location, path: str, names: NumberedNames) -> Samples:
     return Samples(images if images.ndim == 4 else images[..., np.newaxis], names)
 
 
-@limit_retries(0)
-def is_imported(url: str | os.PathLike[str]) -> bool:
-    """Return whether there is an imported dataset at a URL."""
-    location = Location.of(url)
-    return "zarr.json" in location.names() and location.attributes().get("format") == DATASET_FORMAT
-
-
 def verify_dataset(url: str | os.PathLike[str]) -> list[str]:
     """Return the problems of the imported dataset at a URL, one for each damaged chunk.
 

@@ -23,7 +23,7 @@ from s3fs.errors import translate_boto_error
 
 import rescnet_dist
 from rescnet_dist import StoreError, load, open_dataset
-from rescnet_dist.data.stored import is_imported
+from rescnet_dist.cli.actions.check import find_format
 from rescnet_dist.errors import CorruptDataError, StoreReadError, StoreUnreachableError
 from rescnet_dist.model import ImageScale
 from rescnet_dist.store import (
@@ -344,7 +344,7 @@ def test_clock_is_not_blamed_without_the_time_of_the_server() -> None:
         lambda url: RunStore.create(url, {}),
         load,
         open_dataset,
-        is_imported,
+        find_format,
         lambda url: Claim(Location(url), 1, "me").renew(),
         lambda url: Claim(Location(url), 1, "me").release(),
     ],

@@ -11,9 +11,16 @@ import click
 from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.status import show_status
-from rescnet_dist.data import is_imported, verify_dataset
+from rescnet_dist.data import verify_dataset
 from rescnet_dist.errors import mask_secrets
-from rescnet_dist.store import FUSED_FORMAT, NETWORK_FORMAT, Location, read_format_name
+from rescnet_dist.store import (
+    DATASET_FORMAT,
+    FUSED_FORMAT,
+    NETWORK_FORMAT,
+    Location,
+    limit_retries,
+    read_format_name,
+)
 from rescnet_dist.train import verify_run
 
 NETWORK_FORMATS = (NETWORK_FORMAT, FUSED_FORMAT)
@@ -23,9 +30,10 @@ def check(url: str, as_json: bool, **flags: Any) -> None:
     """Verify a run: find chunks that are missing, altered or stale."""
     stored = "every chunk is as it was committed"
     with cluster(pop_cluster_options(flags), embedded=False), show_status("reading every chunk"):
-        if is_imported(url):
+        kind = find_format(url)
+        if kind == DATASET_FORMAT:
             problems = verify_dataset(url)
-        elif read_format_name(Location.of(url)) in NETWORK_FORMATS:
+        elif kind in NETWORK_FORMATS:
             from rescnet_dist.network import verify_network  # a run needs none of its imports
 
             problems, stored = verify_network(url), "every layer is as it was saved"
@@ -36,3 +44,9 @@ def check(url: str, as_json: bool, **flags: Any) -> None:
     else:
         click.echo("\n".join(problems) or f"{mask_secrets(url)}: {stored}")
     sys.exit(1 if problems else 0)
+
+
+@limit_retries(0)
+def find_format(url: str) -> str | None:
+    """Return the name of the format at a URL that a user has named; None if it says none."""
+    return read_format_name(Location.of(url))
