@@ -13,7 +13,6 @@ from rescnet_dist._compat import retry_future
 from rescnet_dist.cluster.connect import CANCELLED_ERRORS
 from rescnet_dist.cluster.workers import has_workers
 from rescnet_dist.errors import ClusterLostError, PassError, RescnetError, mask_secrets
-from rescnet_dist.events.bus import EventBus
 from rescnet_dist.events.metrics import PassMetrics
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.reduce import fold_graph, split_graph
@@ -27,10 +26,9 @@ def run_pass(
     task: Task,
     parts: Sequence[tuple[Any, ...]],
     plan: Plan,
-    client: Client,
-    bus: EventBus,
+    monitor: PassMonitor,
 ) -> tuple[Any, PassMetrics]:
-    """Compute a pass as one graph; return its result and its metrics.
+    """Compute a pass as one graph on the monitor's cluster; return its result and its metrics.
 
     `parts` are the arguments of each fold.
 
@@ -48,21 +46,21 @@ def run_pass(
         name=pass_.name,
         lazy_finish=pass_.lazy_finish,
     )
-    monitor = PassMonitor(pass_.name, task, client, bus)
-    with monitor.follow(plan):
-        future: Future | None = None
-        try:
-            future = _submit(graph, client)
-            return _get_result(future, monitor, plan, client), monitor.finish()
-        except BaseException:
-            if client.status == "running":
-                if future:
-                    future.cancel()  # a cluster that outlives this run would continue to write
-                monitor.cancel()
-            raise
-        finally:
+    client = monitor.client
+    monitor.start(pass_.name, task.layer, plan)
+    future: Future | None = None
+    try:
+        future = _submit(graph, client)
+        return _get_result(future, monitor, plan, client), monitor.finish()
+    except BaseException:
+        if client.status == "running":
             if future:
-                future.release()  # an exception that was caught may refer to it for a long time
+                future.cancel()  # a cluster that outlives this run would continue to write
+            monitor.cancel()
+        raise
+    finally:
+        if future:
+            future.release()  # an exception that was caught may refer to it for a long time
 
 
 def _submit(graph: Delayed, client: Client) -> Future:

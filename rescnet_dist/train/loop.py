@@ -69,6 +69,7 @@ from rescnet_dist.train.decide import (
 )
 from rescnet_dist.train.executor import run_pass
 from rescnet_dist.train.grown import GrownLayer, get_accuracy
+from rescnet_dist.train.monitor import PassMonitor
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.task import GroupParts, Task
 from rescnet_dist.train.views import PHASE, view_pass
@@ -139,6 +140,7 @@ class _Driver:
         self.run = RunStore(claim.location)
         self.client = client
         self.bus = bus
+        self.monitor = PassMonitor(self.run, client, bus)
         self.state = state
         self.counts = np.zeros((len(self.state.plan.groups()), 0), np.int64)
         self.problem: Problem | None = None  # set on first use
@@ -157,6 +159,7 @@ class _Driver:
 
     def close(self) -> None:
         """Free the caches on the workers; a traceback may keep this driver alive."""
+        self.monitor.close()
         self.caches.release()
 
     def history(self) -> History:
@@ -434,7 +437,7 @@ class _Driver:
         """Run one pass as `compute` does, with the arguments of each fold."""
         self.claim.check()
         try:
-            return run_pass(pass_, task, parts, self.state.plan, self.client, self.bus)
+            return run_pass(pass_, task, parts, self.state.plan, self.monitor)
         except StoreUnreachableError:
             raise
         except StoreError:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -23,8 +22,8 @@ from rescnet_dist.events.classes import ChunkDone, ChunkRebuilt, PassRetried
 from rescnet_dist.events.metrics import PassMetrics
 from rescnet_dist.planning.plan import Plan
 from rescnet_dist.planning.requirements import MAX_CHUNK_REPORTS
+from rescnet_dist.store import RunStore
 from rescnet_dist.train.metrics import MetricsCollector
-from rescnet_dist.train.task import Task
 from rescnet_dist.train.task_events import progress_topic
 
 TRACKER_TOKEN_LENGTH = 12  # in hexadecimal digits
@@ -163,24 +162,33 @@ def find_progress(
 
 
 class PassMonitor:
-    """Follows one pass from the driver."""
+    """Follows the passes of a run from its driver, one after the other.
 
-    def __init__(self, phase: str, task: Task, client: Client, bus: EventBus) -> None:
-        self.phase, self.layer, self.client, self.bus = phase, task.layer, client, bus
-        self.topic = progress_topic(task.run)
+    It subscribes to the reports once: a client sends a message at once, and the next one 10 ms
+    later, so that with a message before each pass its graph would be sent late.
+    """
+
+    def __init__(self, run: RunStore, client: Client, bus: EventBus) -> None:
+        self.client, self.bus = client, bus
+        self.phase, self.layer = "", 0
+        self.topic = progress_topic(run)
         self.tracker = _tracker_name(self.topic, client.id)
+        self.is_subscribed = False
 
-    @contextmanager
-    def follow(self, plan: Plan) -> Iterator[None]:
-        """Receive the messages of the pass in the body."""
-        self.client.subscribe_topic(self.tracker, self)
-        try:
-            arguments = self.topic, self.client.id, self.phase, self.layer, plan.chunks
-            self.client.run_on_scheduler(start_tracking, *arguments)
-            yield
-        finally:
-            if self.client.status == "running":
-                self.client.unsubscribe_topic(self.tracker)
+    def start(self, phase: str, layer: int, plan: Plan) -> None:
+        """Follow the next pass: publish its messages, and count them on the scheduler."""
+        self.phase, self.layer = phase, layer
+        if not self.is_subscribed:
+            self.client.subscribe_topic(self.tracker, self)
+            self.is_subscribed = True
+        arguments = self.topic, self.client.id, phase, layer, plan.chunks
+        self.client.run_on_scheduler(start_tracking, *arguments)
+
+    def close(self) -> None:
+        """Receive no further messages."""
+        if self.is_subscribed and self.client.status == "running":
+            self.client.unsubscribe_topic(self.tracker)
+        self.is_subscribed = False
 
     def __call__(self, event: tuple[float, dict[str, Any]]) -> None:
         """Publish a message of the tracker as an event."""

@@ -17,6 +17,7 @@ from rescnet_dist.events.bus import EventBus
 from rescnet_dist.planning import Group, Plan
 from rescnet_dist.store import Location, RunStore
 from rescnet_dist.train.executor import run_pass
+from rescnet_dist.train.monitor import PassMonitor
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.task import GroupParts, Task
 from rescnet_dist.train.task_events import log_chunk_done, log_chunk_started
@@ -49,10 +50,11 @@ def main(accumulators: int, passes: int) -> None:
     empty_pass = Pass("grow", fold, merge, finish)
     with open_client(scheduler=address, wait=60) as client, EventBus([]) as bus:
         client.wait_for_workers(1)
+        monitor = PassMonitor(run, client, bus)
         for layer in range(1, passes + 1):
             task = Task(run, layer)
             parts = GroupParts(task, plan, counts)
-            checksums, _ = run_pass(empty_pass, task, parts, plan, client, bus)
+            checksums, _ = run_pass(empty_pass, task, parts, plan, monitor)
             assert len(checksums) == 2 * accumulators
 
 

@@ -23,6 +23,7 @@ from rescnet_dist.reduce import fold_name
 from rescnet_dist.store import RunStore
 from rescnet_dist.train.cache_set import CacheSet
 from rescnet_dist.train.executor import run_pass
+from rescnet_dist.train.monitor import PassMonitor
 from rescnet_dist.train.task import GroupParts, Task
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +69,7 @@ def test_tree_is_as_deep_and_moves_as_much_as_estimated(
         caches = CacheSet(client, [fold_name("grow")])
         caches.distribute([2**30] * groups, is_stored=True)
         parts = GroupParts(task, plan, np.zeros((groups, 0), np.int64), caches.keys)
-        run_pass(rig_tasks.GROW, task, parts, plan, client, bus)
+        run_pass(rig_tasks.GROW, task, parts, plan, PassMonitor(task.run, client, bus))
     found = json.loads((tmp_path / "tree-1.json").read_text())
     placement = spread_groups(groups, workers, cached=True)
     expected = merge_tree(plan, placement, rig_tasks.ACCUMULATOR_BYTES)

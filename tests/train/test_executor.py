@@ -18,6 +18,7 @@ from rescnet_dist.planning import Plan
 from rescnet_dist.reduce import fold
 from rescnet_dist.store import RunStore
 from rescnet_dist.train.executor import _wait_for_result, run_pass
+from rescnet_dist.train.monitor import PassMonitor
 from rescnet_dist.train.passes import Pass
 from rescnet_dist.train.task import Task
 
@@ -95,7 +96,8 @@ def run_numbers(client: Client, folder: Path, listeners: Any = ()) -> Any:
     task = Task(RunStore.create(folder / "run", {}), layer=1)
     numbers = Pass("numbers", fold_number, merge_numbers, lambda _task, merged: merged)
     with EventBus(list(listeners)) as bus:
-        result, _ = run_pass(numbers, task, [(n,) for n in range(FOLDS)], plan, client, bus)
+        monitor = PassMonitor(task.run, client, bus)
+        result, _ = run_pass(numbers, task, [(n,) for n in range(FOLDS)], plan, monitor)
     return result
 
 

@@ -13,7 +13,6 @@ from rescnet_dist.planning import Plan
 from rescnet_dist.planning.requirements import MAX_CHUNK_REPORTS
 from rescnet_dist.store import Location, RunStore
 from rescnet_dist.train.monitor import MAX_REBUILT_REPORTS, PassMonitor, PassTracker
-from rescnet_dist.train.task import Task
 from rescnet_dist.train.task_events import progress_topic
 
 TOPIC = "rescnet-run"
@@ -70,7 +69,7 @@ def test_rebuilt_chunks_are_reported_up_to_a_number() -> None:
 
 def test_driver_that_was_replaced_does_not_stop_the_next_one() -> None:
     """A run has had two drivers on one cluster, of which the first was frozen for a while."""
-    task, plan = Task(RunStore(Location.of("memory://replaced")), 1), Plan(20, 10, 1, 2, 1)
+    run, plan = RunStore(Location.of("memory://replaced")), Plan(20, 10, 1, 2, 1)
     reports: list[Any] = []
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
@@ -78,18 +77,19 @@ def test_driver_that_was_replaced_does_not_stop_the_next_one() -> None:
         Client(cluster, set_as_default=False) as driver,
         EventBus([reports.append]) as bus,
     ):
-        old, new = (PassMonitor("grow", task, client, bus) for client in (frozen, driver))
-        with old.follow(plan), new.follow(plan):
-            driver.log_event(progress_topic(task.run), make_chunk(0, layer=1))
-            assert [old.count_done(), new.count_done()] == [1, 1]
-            old.cancel()  # which forgets the messages so far
-            driver.log_event(progress_topic(task.run), make_chunk(1, layer=1))
-            assert [old.count_done(), new.count_done()] == [0, 2]
-            deadline = time.monotonic() + 20
-            while not any(report.start == 10 for report in reports):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-                driver.log_event(progress_topic(task.run), make_chunk(1, layer=1))
+        old, new = (PassMonitor(run, client, bus) for client in (frozen, driver))
+        for monitor in (old, new):
+            monitor.start("grow", 1, plan)
+        driver.log_event(progress_topic(run), make_chunk(0, layer=1))
+        assert [old.count_done(), new.count_done()] == [1, 1]
+        old.cancel()  # which forgets the messages so far
+        driver.log_event(progress_topic(run), make_chunk(1, layer=1))
+        assert [old.count_done(), new.count_done()] == [0, 2]
+        deadline = time.monotonic() + 20
+        while not any(report.start == 10 for report in reports):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+            driver.log_event(progress_topic(run), make_chunk(1, layer=1))
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -98,26 +98,26 @@ def test_scheduler_keeps_no_reports_of_a_pass(is_lost: bool) -> None:
 
     Neither those of the tasks nor those of the tracker.
     """
-    task, plan = Task(RunStore(Location.of("memory://reports")), 1), Plan(20, 10, 1, 2, 1)
+    run, plan = RunStore(Location.of("memory://reports")), Plan(20, 10, 1, 2, 1)
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster, set_as_default=False) as other,
         Client(cluster, set_as_default=False) as driver,
         EventBus([]) as bus,
     ):
-        monitor = PassMonitor("grow", task, driver, bus)
+        monitor = PassMonitor(run, driver, bus)
 
         def count_events() -> list[int]:
             topics = monitor.topic, monitor.tracker
             return [len(other.get_events(topic)) for topic in topics]
 
-        with monitor.follow(plan):
-            other.log_event(progress_topic(task.run), make_chunk(0, layer=1))
-            assert count_events() == [1, 1]
-            if is_lost:
-                driver.close()
-            else:
-                monitor.finish()
+        monitor.start("grow", 1, plan)
+        other.log_event(progress_topic(run), make_chunk(0, layer=1))
+        assert count_events() == [1, 1]
+        if is_lost:
+            driver.close()
+        else:
+            monitor.finish()
         deadline = time.monotonic() + 20
         while count_events() != [0, 0]:
             assert time.monotonic() < deadline
