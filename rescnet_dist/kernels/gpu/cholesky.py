@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import cupy
 import numpy as np
 
 from rescnet_dist._compat import load_cuda_library
 from rescnet_dist.kernels.gpu.device import (
+    ALIGNMENT_NUMBERS,
     PRODUCT_PARTS,
     Array,
+    align,
+    load_module,
     transpose,
     using_matmul_precision,
 )
-from rescnet_dist.kernels.gpu.scatter import add_panels, get_pitch, new_square
+from rescnet_dist.kernels.gpu.scatter import add_panels, as_square, get_pitch, new_square
 from rescnet_dist.kernels.solving import GPU_PANEL_COLUMNS, SOLVED_ROWS
 
 cublas, get_cublas_handle = load_cuda_library("cublas")
@@ -23,28 +27,6 @@ cusolver, get_cusolver_handle = load_cuda_library("cusolver")
 
 LOWER = cublas.CUBLAS_FILL_MODE_LOWER
 FACTORS = {value: np.array(value, np.float32) for value in (1, -1, 0)}  # of products
-
-copy_lower = cupy.ElementwiseKernel(
-    "int64 width, int64 pitch",
-    "raw T square",
-    """
-    long row = i / width, column = i % width;
-    if (row < column) square[row + column * pitch] = square[column + row * pitch];
-    """,
-    "rescnet_mirror_lower",
-)
-# The lower triangle may be in the memory of the upper one: none of its numbers is read.
-scale_upper = cupy.ElementwiseKernel(
-    "raw T upper, raw U root, raw U diagonal, int64 width, int64 pitch",
-    "raw U lower",
-    """
-    long row = i % width, column = i / width;
-    if (row == column) lower[row + column * pitch] = diagonal[row];
-    if (row > column)
-        lower[row + column * pitch] = U(upper[column + row * pitch]) * root[row] * root[column];
-    """,
-    "rescnet_scale_upper",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +47,17 @@ class InPlaceFactor:
     blocks: Array
 
     @classmethod
-    def of(cls, square: Array) -> InPlaceFactor:
-        """Return the matrix with this lower triangle (D, D), of `new_square`; the upper one is set.
+    def of(cls, scatter: Array, *, overwrite: bool = False) -> InPlaceFactor:
+        """Return the matrix with the lower triangle of scatter (D, D).
 
-        There is no factor yet.
+        It is in the memory of the scatter with `overwrite`. There is no factor yet.
         """
-        mirror_lower(square)
+        square = as_square(scatter)
+        if square is scatter and not overwrite:
+            square = new_square(len(scatter), scatter.dtype)
+            mirror_lower(scatter, square)
+        else:
+            mirror_lower(square)
         side = GPU_PANEL_COLUMNS
         blocks = cupy.empty((-(-len(square) // side), side, side), square.dtype)
         matrix = cls(square, blocks)
@@ -134,10 +121,16 @@ def factorize_double(square: Array, root: Array, diagonal: Array) -> Array:
     return factor
 
 
-def mirror_lower(square: Array) -> None:
-    """Copy the lower triangle of a matrix (D, D) of `new_square` to the upper one."""
-    memory = _padded_memory(square)
-    copy_lower(len(square), len(memory), memory, size=len(square) ** 2)
+def mirror_lower(source: Array, target: Array | None = None) -> None:
+    """Copy the lower triangle of a matrix (D, D) of `new_square` to the upper one.
+
+    Of another target (D, D), of `new_square` too, blocks of `GPU_PANEL_COLUMNS` columns on the
+    diagonal are set as a whole.
+    """
+    panel = 0 if target is None else GPU_PANEL_COLUMNS
+    target = source if target is None else target
+    pitches = get_pitch(source), get_pitch(target)
+    _run_on_tiles("mirror", source, target, (len(source), *pitches, panel))
 
 
 def solve_double(factor: Array, columns: Array) -> Array:
@@ -337,12 +330,15 @@ def _scale(square: Array, root: Array, diagonal: Array, lower: Array) -> None:
 
     The square and `lower` are matrices (D, D) of `new_square`, which may be the same.
     """
-    memory, dtype = _padded_memory(square), lower.dtype
-    into = memory if lower is square else _padded_memory(lower)
-    root, diagonal = root.astype(dtype), diagonal.astype(dtype)
-    scale_upper(memory, root, diagonal, len(square), len(memory), into, size=len(square) ** 2)
+    vectors = (vector.astype(lower.dtype) for vector in (root, diagonal))
+    sizes = len(square), get_pitch(square), get_pitch(lower)
+    _run_on_tiles("scale", square, lower, (*vectors, *sizes))
 
 
-def _padded_memory(square: Array) -> Array:
-    """Return the padded matrix that a matrix of `new_square` is a view of, column by column."""
-    return square.base.reshape(square.strides[1] // square.dtype.itemsize, -1)
+def _run_on_tiles(name: str, source: Array, target: Array, rest: tuple[Any, ...]) -> None:
+    """Run a kernel of triangles.cu for all tiles of two square matrices."""
+    types = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
+    definitions = ("SOURCE", types[source.dtype]), ("TARGET", types[target.dtype])
+    tiles = align(len(source)) // ALIGNMENT_NUMBERS
+    kernel = load_module("triangles", definitions).get_function(name)
+    kernel((tiles, tiles), (32, 8), (source, target, *rest))

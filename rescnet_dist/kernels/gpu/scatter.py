@@ -30,15 +30,15 @@ def new_square(side: int, dtype: np.dtype[np.floating]) -> Array:
     return padded[:side, :side]
 
 
-def as_square(matrix: Array, *, copy: bool = False) -> Array:
+def as_square(matrix: Array) -> Array:
     """Return a matrix (D, D) with the memory layout of `new_square`.
 
-    It is copied on request, or if it has another layout, as a matrix from another worker has.
+    It is copied if it has another layout, as a matrix from another worker has.
     """
     side = len(matrix)
     pitch = align(side) * matrix.dtype.itemsize
     is_square = matrix.base is not None and matrix.strides == (matrix.dtype.itemsize, pitch)
-    if is_square and not copy:
+    if is_square:
         return matrix
     square = new_square(side, matrix.dtype)
     square[...] = matrix

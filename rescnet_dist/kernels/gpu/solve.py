@@ -44,18 +44,18 @@ def whiten(
     only the upper triangle of the scatter is overwritten.
     """
     single = len(scatter) >= MIN_SINGLE_FEATURES and scatter.dtype == np.float32
-    square = as_square(scatter, copy=single and not overwrite)
-    variance = cupy.diagonal(square).astype(np.float64) / count
+    variance = cupy.diagonal(scatter).astype(np.float64) / count
     scale = inverse_deviations(variance, mean)
     live = scale > 0
     shift = ridge * float((variance * scale**2).mean())
     diagonal = cupy.where(live, variance * scale**2 + shift, 1)
     root, problem = scale / np.sqrt(count), (len(scale), count, ridge)
     if not single:
+        square = as_square(scatter)
         mirror_lower(square)
         factor = _factorize_double(square, root, diagonal, problem)
         return scale, partial(solve_double, factor)
-    matrix = InPlaceFactor.of(square)
+    matrix = InPlaceFactor.of(scatter, overwrite=overwrite)
     factors = _factorize(matrix, root, diagonal, problem, matmul_precision())
     factor = next(factors)
 
