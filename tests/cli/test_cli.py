@@ -32,6 +32,7 @@ from rescnet_dist.lifecycle import begin_or_resume, check_run
 from rescnet_dist.model.features.first_order import FirstOrder
 from rescnet_dist.train.loop import _Driver
 from tests.commands import SMALL, run, stored_digits
+from tests.saved import edit_saved, read_saved
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,8 @@ def test_check_lists_damaged_layers_of_networks(stored_run: str, tmp_path: Path)
     rd.FusedNetwork([clf.network_, clf.network_], (0.5, 0.5)).save(tmp_path / "fused")
     for name in ("net.zip", "net", "fused"):
         result = run("check", tmp_path / name)
-        assert (result.exit_code, "every layer is as it was saved" in result.output) == (0, True)
+        verified = "every layer, the classes and the settings are as they were saved"
+        assert (result.exit_code, verified in result.output) == (0, True)
     for folder in ("net", "fused/networks/0002"):
         bias = next((tmp_path / folder / "layers/0002/bias/c").iterdir())
         bias.write_bytes(bias.read_bytes()[:-1] + b"\x00")
@@ -105,6 +107,29 @@ def test_check_lists_damaged_layers_of_networks(stored_run: str, tmp_path: Path)
     result = run("check", tmp_path / "net")
     assert result.exit_code == 1
     assert "Layer 1 is damaged or missing: There is no Zarr array" in result.stdout
+
+
+def test_check_verifies_classes_and_settings(stored_run: str, tmp_path: Path):
+    """A changed class is found; a network of an earlier release has no checksum to find it by."""
+    url = tmp_path / "net"
+    rd.load(stored_run).save(url)
+    labels = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert read_saved(url)["classes"]["values"] == labels
+    text = (url / "zarr.json").read_text()
+    record = json.loads(text)
+    record["attributes"]["classes"]["values"] = labels[::-1]
+    (url / "zarr.json").write_text(json.dumps(record))
+    result = run("check", url)
+    assert result.exit_code == 1
+    assert "they are not those that were saved" in result.stdout
+    assert run("predict", url, "digits").exit_code == 2
+    (url / "zarr.json").write_text(text)
+    edit_saved(url)
+    result = run("check", url)
+    assert result.exit_code == 0
+    assert "every layer is as it was saved; the classes and settings have no checksum" in (
+        result.stdout
+    )
 
 
 def test_more_layers_are_not_suggested_if_only_the_last_has_a_head(

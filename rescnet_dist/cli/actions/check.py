@@ -34,9 +34,7 @@ def check(url: str, as_json: bool, **flags: Any) -> None:
         if kind == DATASET_FORMAT:
             problems = verify_dataset(url)
         elif kind in NETWORK_FORMATS:
-            from rescnet_dist.network import verify_network  # a run needs none of its imports
-
-            problems, stored = verify_network(url), "every layer is as it was saved"
+            problems, stored = check_network(url)
         else:
             problems = verify_run(url)
     if as_json:
@@ -44,6 +42,20 @@ def check(url: str, as_json: bool, **flags: Any) -> None:
     else:
         click.echo("\n".join(problems) or f"{mask_secrets(url)}: {stored}")
     sys.exit(1 if problems else 0)
+
+
+def check_network(url: str) -> tuple[list[str], str]:
+    """Return the problems of a saved or fused network, and what is verified if there are none."""
+    from rescnet_dist.network import has_metadata_checksum, verify_network  # a run needs no imports
+
+    if problems := verify_network(url):
+        return problems, ""
+    if has_metadata_checksum(url):
+        return [], "every layer, the classes and the settings are as they were saved"
+    return [], (
+        "every layer is as it was saved; the classes and settings have no checksum, as an earlier "
+        "release saved them. Load the network and save it again to add one."
+    )
 
 
 @limit_retries(0)
