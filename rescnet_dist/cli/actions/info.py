@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rescnet_dist import data
 from rescnet_dist.errors import RescnetError, StoreReadError, is_path, pluralize, url_word
-from rescnet_dist.formatting import format_bytes, train_suffix
+from rescnet_dist.formatting import format_bytes, format_changes, train_suffix
 from rescnet_dist.network import describe_network
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec, Spec
@@ -147,5 +147,4 @@ def _format_fused(saved: dict[str, Any]) -> list[str]:
 
 def _format_changes(values: dict[str, Any], kind: type[Spec]) -> str:
     """Return the options of a stored spec that are not the default as text."""
-    rows = kind.from_stored(values).rows()
-    return ", ".join(f"{name}={value}" for name, value, is_changed in rows if is_changed)
+    return format_changes(kind.from_stored(values).rows())
