@@ -85,6 +85,24 @@ def test_test_accuracy_is_kept_until_there_are_other_layers(
     assert "test images" not in run("info", url).stdout
 
 
+def test_info_has_the_same_words_for_runs_and_networks(stored_run: str, tmp_path: Path):
+    """A saved network has the lines of its run, apart from what is known of one of them only."""
+    rd.load(stored_run).save(tmp_path / "net")
+    found = {}
+    for name, url in {"run": stored_run, "network": tmp_path / "net"}.items():
+        lines = [line for line in run("info", url).stdout.splitlines() if re.match("[a-z]", line)]
+        found[name] = {line[:10].strip(): line[10:] for line in lines}
+    own, saved = found["run"], found["network"]
+    assert saved.keys() - own.keys() == {"saved"}
+    assert own["network"] == saved["network"]
+    assert own["images"] == f"300 of {saved['images'].split(',')[0]}"
+    assert own["classes"] == saved["classes"].split(":")[0] == "10"
+    depth = saved["depth"].split()[0]
+    assert own["depth"].startswith(f"{depth} of ")
+    assert own["store"].startswith("data ")
+    assert saved["store"].endswith("iB")
+
+
 def test_check_lists_damaged_layers_of_networks(stored_run: str, tmp_path: Path):
     """Of a saved one, of one in a zip file, and of those that a fused network is made of."""
     clf = rd.load(stored_run)
