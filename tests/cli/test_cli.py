@@ -548,7 +548,7 @@ def test_interrupted_run_prints_layers_that_are_repeated(
         url = tmp_path / f"run-{every}"
         result = run("train", data_url, "--store", url, *options, "--checkpoint-every", every)
         comments[every] = result.output.splitlines()[-1].partition(f" resume {url}")[2]
-    repeated = "    # layers 1 to 2 are run forward again, because maps were in memory"
+    repeated = "    # layers 1 to 2 are run forward again, because maps are not in the store"
     assert comments == {1: "", 2: "", 10: repeated}
 
 
