@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rescnet_dist.errors import pluralize
+from rescnet_dist.formatting import format_changes
 
 MANY_IMAGES = 10_000  # from which on more filters and layers are worth their time
 FEW_IMAGES = 1_000  # up to which a larger ridge is needed
@@ -64,8 +65,7 @@ def describe_choice(
     `rows` are those of the spec; options that are the default are left out.
     """
     height, width, channels = image_shape
-    chosen = ", ".join(f"{name}={value}" for name, value, is_changed in rows if is_changed)
     return (
         f"settings chosen for {images:,} images of {height}×{width}×{channels} and "
-        f"{pluralize(classes, 'class')}: {chosen}"
+        f"{pluralize(classes, 'class')}: {format_changes(rows)}"
     )

@@ -91,6 +91,15 @@ def format_time(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
+def format_changes(rows: Iterable[tuple[str, Any, bool]]) -> str:
+    """Return the options of a spec that are not the default, of its `rows`, as text.
+
+    >>> format_changes([("filters", 16, True), ("power", False, False), ("block", 7, True)])
+    'filters=16, block=7'
+    """
+    return ", ".join(f"{name}={value}" for name, value, is_changed in rows if is_changed)
+
+
 def option_name(field: str) -> str:
     """Return the command-line option of a field.
 

@@ -73,7 +73,7 @@ MAY_IMPORT = {
     "kernels": {"errors"},
     "model": {"errors", "options", "kernels"},
     "composition": {"errors", "options", "model"},
-    "automatic": {"errors"},
+    "automatic": {"errors", "formatting"},
     "spec": {"errors", "options", "model", "composition", "automatic"},
     "flags": {"formatting", "errors", "spec"},
     "reduce": {"errors", "kernels"},

@@ -17,8 +17,9 @@ def check_command() -> None:
     """Verify a run: find chunks that are missing, altered or stale.
 
     Chunks are compared with the commit records of the run. RUN may be an imported dataset or a
-    saved network too, whose layers are verified, but not its classes and settings. The exit code
-    is 0 if everything is as it was stored, 1 if not, and 2 if nothing of it can be opened.
+    saved network too, whose layers, classes and settings are verified. The exit code is 0 if
+    everything is as it was stored, 1 if it is damaged, and 2 if there is none of these at RUN, or
+    it cannot be read for another reason.
 
     \b
     Example:

@@ -237,7 +237,7 @@ def resume_hint(url: str) -> str:
         first = 1 + (stored if run.has_maps(stored) else 0)
         if first <= last:
             layers = f"layer {last} is" if first == last else f"layers {first} to {last} are"
-            comment = f"    # {layers} run forward again, because maps were in memory"
+            comment = f"    # {layers} run forward again, because maps are not in the store"
     except StoreUnreachableError:
         pass
     except RescnetError:

@@ -23,8 +23,9 @@ from rescnet_dist.cli.defer import defer
 def runs_command() -> None:
     """List the runs in a folder or bucket.
 
-    Each with its state, layers, accuracy, age and size. URL is any fsspec URL  [default: runs].
-    Runs may be up to three levels deep in it; anything else is skipped.
+    Each with its state, layers, age and size, and its training and validation accuracies at the
+    chosen depth. --sort accuracy takes the validation accuracy, if there is one. URL is any fsspec
+    URL  [default: runs]. Runs may be up to three levels deep in it; anything else is skipped.
 
     \b
     Example:

@@ -12,8 +12,9 @@ def regression_target_option() -> Any:
     return option(
         0.8,
         help="target score λ of the true class",
-        doc="Score λ of the true class above which an error counts as negative in reports. The "
-        "regression itself has the target 1.",
+        doc="Score λ of the true class above which an error counts as negative in reports, and "
+        "of the errors that residual-metric filters are fitted to. The regression itself has the "
+        "target 1.",
         low=0,
         high=1,
     )

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
         fuse_scores,
         select_for_fusion,
     )
-    from rescnet_dist.network.loading import load_network, require_layers, verify_network
+    from rescnet_dist.network.loading import (
+        has_metadata_checksum,
+        load_network,
+        require_layers,
+        verify_network,
+    )
     from rescnet_dist.network.metrics import Metrics
     from rescnet_dist.network.network import Network
     from rescnet_dist.network.prediction import ImagePrediction
@@ -31,6 +36,7 @@ __all__ = [
     "describe_network",
     "fuse",
     "fuse_scores",
+    "has_metadata_checksum",
     "load_network",
     "require_layers",
     "select_for_fusion",
@@ -45,7 +51,12 @@ __getattr__, __dir__ = attach(
         "base": ("BaseNetwork",),
         "describe": ("describe_network",),
         "fusion": ("FusedNetwork", "HeldOut", "fuse", "fuse_scores", "select_for_fusion"),
-        "loading": ("load_network", "require_layers", "verify_network"),
+        "loading": (
+            "has_metadata_checksum",
+            "load_network",
+            "require_layers",
+            "verify_network",
+        ),
         "metrics": ("Metrics",),
         "network": ("Network",),
         "prediction": ("ImagePrediction",),

@@ -6,9 +6,17 @@ import os
 
 from rescnet_dist.errors import CorruptDataError, SpecError, StorePermissionError, StoreReadError
 from rescnet_dist.network.base import BaseNetwork
+from rescnet_dist.network.describe import network_locations
 from rescnet_dist.network.fusion import FusedNetwork
 from rescnet_dist.network.network import Network
-from rescnet_dist.store import FUSED_FORMAT, NETWORK_FORMAT, RUN_FORMAT, Location, check_format
+from rescnet_dist.store import (
+    FUSED_FORMAT,
+    NETWORK_FORMAT,
+    RUN_FORMAT,
+    Location,
+    check_format,
+    has_checksum,
+)
 
 
 def load_network(url: str | os.PathLike[str]) -> Network | FusedNetwork:
@@ -35,9 +43,10 @@ def load_network(url: str | os.PathLike[str]) -> Network | FusedNetwork:
 
 
 def verify_network(url: str | os.PathLike[str]) -> list[str]:
-    """Read the arrays of all layers of a network and compare them with their checksums.
+    """Compare the classes, settings and arrays of all layers of a network with their checksums.
 
-    Its attributes, such as classes and settings, have no checksum.
+    Networks that earlier releases saved have no checksum of classes and settings; see
+    `has_metadata_checksum`.
 
     Parameters
     ----------
@@ -47,7 +56,8 @@ def verify_network(url: str | os.PathLike[str]) -> list[str]:
     Returns
     -------
     list of str
-        One description for each layer that is damaged; empty if all are as they were saved.
+        One description for each layer that is damaged, or of damaged classes and settings; empty
+        if all are as they were saved.
     """
     problems = []
     try:
@@ -66,6 +76,15 @@ def verify_network(url: str | os.PathLike[str]) -> list[str]:
             except StoreReadError as error:
                 problems.append(f"Layer {number + 1} is damaged or missing: {error}")
     return problems
+
+
+def has_metadata_checksum(url: str | os.PathLike[str]) -> bool:
+    """Return whether the classes and settings of a saved or fused network have checksums."""
+    location = Location.of(url)
+    attributes = check_format(location, NETWORK_FORMAT, FUSED_FORMAT)
+    members = network_locations(location, attributes.get("networks", 0))
+    stored = [attributes, *(check_format(member, NETWORK_FORMAT) for member in members)]
+    return all(map(has_checksum, stored))
 
 
 def require_layers(network: BaseNetwork) -> Network:

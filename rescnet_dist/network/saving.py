@@ -28,6 +28,7 @@ from rescnet_dist.store import (
     Location,
     RunStore,
     StoredLayers,
+    add_checksum,
     calibration_records,
     check_format,
     is_zip_url,
@@ -103,7 +104,7 @@ def write_network(
         "depth": len(layers),
         **attributes,
     }
-    location.update_attributes(attributes)
+    location.update_attributes(add_checksum(attributes))
 
 
 def write_fused(
@@ -118,7 +119,7 @@ def write_fused(
     ):
         write(location_of_network, dtype)
     kind = {"format": FUSED_FORMAT, "format_version": FUSED_FORMAT_VERSION}
-    location.update_attributes({**kind, "networks": len(writers), **attributes})
+    location.update_attributes(add_checksum({**kind, "networks": len(writers), **attributes}))
 
 
 def read_network(location: Location) -> dict[str, Any]:

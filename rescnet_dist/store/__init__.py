@@ -20,8 +20,10 @@ from rescnet_dist.store.formats import (
     FUSED_FORMAT_VERSION,
     NETWORK_FORMAT,
     RUN_FORMAT,
+    add_checksum,
     check_format,
     check_version,
+    has_checksum,
     read_format_name,
 )
 from rescnet_dist.store.layers import (
@@ -74,6 +76,7 @@ __all__ = [
     "RunStore",
     "StoredArray",
     "StoredLayers",
+    "add_checksum",
     "calibration_records",
     "check_format",
     "check_unclaimed",
@@ -84,6 +87,7 @@ __all__ = [
     "file_system",
     "find_type_error",
     "get_reporter",
+    "has_checksum",
     "has_saved_maps",
     "is_claimed",
     "is_zip_url",

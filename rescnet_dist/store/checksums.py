@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,16 @@ def checksum(values: Array) -> int:
     for start in range(0, flat.size, CHECKSUM_BLOCK_BYTES):
         crc = google_crc32c.extend(crc, flat[start : start + CHECKSUM_BLOCK_BYTES].tobytes())
     return int(crc)
+
+
+def checksum_json(value: Any, *, sort_keys: bool = False) -> int:
+    """Return the checksum of the JSON text of a value; with `sort_keys` in any order of entries.
+
+    >>> checksum_json({"a": 1, "b": 2}, sort_keys=True)
+    708794268
+    """
+    text = json.dumps(value, sort_keys=sort_keys).encode()
+    return checksum(np.frombuffer(text, np.uint8))
 
 
 @dataclass(frozen=True, slots=True)

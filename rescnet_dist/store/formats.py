@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rescnet_dist.errors import CorruptDataError, StoreReadError, url_word
+from rescnet_dist.store.checksums import checksum_json
 from rescnet_dist.store.location import Location
 from rescnet_dist.store.retry import limit_retries
 from rescnet_dist.store.schema import (
@@ -36,6 +37,7 @@ ATTRIBUTES = {
     FUSED_FORMAT: FusedAttributes,
     DATASET_FORMAT: DatasetAttributes,
 }
+CHECKSUM = "crc32c"  # attribute with the checksum of all others, which saved networks have
 REMAKE = {
     RUN_FORMAT: "train",
     NETWORK_FORMAT: "train",
@@ -57,7 +59,7 @@ def read_format(location: Location, *formats: str) -> dict[str, Any]:
     """Return the attributes of the store at a location.
 
     Raise StoreReadError if it has none of the formats, or another version than this release reads,
-    and CorruptDataError if an attribute does not have its type.
+    and CorruptDataError if attributes do not have their types, or not their checksum.
     """
     attributes = location.attributes()
     found = attributes.get("format")
@@ -73,12 +75,34 @@ def read_format(location: Location, *formats: str) -> dict[str, Any]:
     sides = () if error else attributes.get("image_shape", ())
     if any(not 1 <= side <= MAX_IMAGE_SIDE for side in sides):
         error = f"image_shape is {sides}, not three numbers from 1 to {MAX_IMAGE_SIDE}"
+    error = error or _find_checksum_error(attributes)
     if error:
         raise CorruptDataError(
             f"The attributes of {location.url} are damaged ({error}). Restore a copy of its "
             f"zarr.json, or {REMAKE[found]} again."
         )
     return attributes
+
+
+def add_checksum(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return attributes with the checksum that `read_format` compares them with."""
+    return {**attributes, CHECKSUM: checksum_json(attributes, sort_keys=True)}
+
+
+def has_checksum(attributes: dict[str, Any]) -> bool:
+    """Return whether attributes have a checksum, unlike networks that earlier releases saved."""
+    return CHECKSUM in attributes
+
+
+def _find_checksum_error(attributes: dict[str, Any]) -> str | None:
+    """Return that attributes do not have their checksum; None if they have it, or have none."""
+    if not has_checksum(attributes):
+        return None
+    others = {name: value for name, value in attributes.items() if name != CHECKSUM}
+    expected, found = attributes[CHECKSUM], checksum_json(others, sort_keys=True)
+    if found == expected:
+        return None
+    return f"they are not those that were saved: their checksum is {found}, not {expected}"
 
 
 def check_version(location: Location, attributes: dict[str, Any]) -> None:

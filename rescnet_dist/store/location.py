@@ -307,7 +307,7 @@ class Location:
     def _read(self, kind: str, action: Callable[[], Result]) -> Result:
         """Return the result of reading a Zarr node of a kind here.
 
-        Raise StoreReadError if there is none, or if it is damaged.
+        Raise StoreReadError if there is none, and CorruptDataError if it is damaged.
         """
         try:
             return retry(action)
@@ -316,14 +316,14 @@ class Location:
             contents, is_missing = self._describe_contents()
             problem: StoreError = StoreReadError(f"{missing} {contents}", missing_path=is_missing)
         except BadZipFile as error:
-            problem = StoreReadError(
+            problem = CorruptDataError(
                 f"{self.url} is not a complete zip file ({describe_failure(error)}). Restore it "
                 "from a copy, or save the network again."
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            problem = StoreReadError(
-                f"The {kind} at {self.url} is damaged: {error}. Restore its zarr.json, or create "
-                "it anew."
+            problem = CorruptDataError(
+                f"The {kind} at {self.url} is damaged: {error}. Restore its zarr.json from a copy, "
+                "or create it anew."
             )
         except Exception as error:
             problem = self._unreachable(error)

@@ -21,7 +21,6 @@ A Zarr v3 group, readable with plain xarray and zarr:
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +37,7 @@ from rescnet_dist.errors import (
     StoreReadError,
 )
 from rescnet_dist.store.arrays import StoredArray
-from rescnet_dist.store.checksums import Checksums, checksum
+from rescnet_dist.store.checksums import Checksums, checksum_json
 from rescnet_dist.store.claim import check_unclaimed
 from rescnet_dist.store.formats import (
     FORMAT_VERSION,
@@ -395,7 +394,7 @@ class RunStore:
         chunks = checksums.chunks
         if max(map(len, chunks.values()), default=0) <= MAX_RECORD_CHUNKS:
             return checksums
-        crc = _json_checksum(chunks)
+        crc = checksum_json(chunks)
         path = f"{CHECKSUM_PREFIX}{step:04d}-{crc:08x}.json"
         (self.location / path).write_json(chunks)
         return Checksums({**dict.fromkeys(chunks, ()), path: (crc,)})
@@ -406,7 +405,7 @@ class RunStore:
         Raise StoreReadError if the file does not have it.
         """
         found = (self.location / path).read_json()
-        if not isinstance(found, dict) or [_json_checksum(found)] != own:
+        if not isinstance(found, dict) or [checksum_json(found)] != own:
             raise StoreReadError(
                 f"{self.location.url}/{path} is missing or damaged. Restore a copy of it. Without "
                 f"one, remove commits/{step:04d}.json, then resume the run, which computes this "
@@ -429,11 +428,6 @@ class RunStore:
     def test(self) -> dict[str, Any] | None:
         """Read the accuracy on test images, which may be that of fewer layers; None if unknown."""
         return _read_record(self.location / "test.json", TestRecord)
-
-
-def _json_checksum(value: Any) -> int:
-    """Return the checksum of the JSON text of a value."""
-    return checksum(np.frombuffer(json.dumps(value).encode(), np.uint8))
 
 
 def count_feature_chunks(chunk: int, features: int, dtype: Any) -> int:

@@ -154,6 +154,7 @@ class NetworkAttributes(TypedDict, total=False):
     depth: int
     matmul_precision: str
     calibration: CalibrationRecord | None
+    crc32c: int
 
 
 class _ImagesReference(TypedDict):
@@ -217,6 +218,7 @@ class FusedAttributes(TypedDict, total=False):
     calibration: CalibrationRecord | None
     averaging: JsonObject
     held_out: JsonObject | None
+    crc32c: int
 
 
 class DatasetAttributes(TypedDict, total=False):

@@ -262,7 +262,8 @@ class Reader:
         checksums = (self._expected_checksum(p, self._chunk_number(chunk.start)) for p in paths)
         expected = next((value for value in checksums if value is not None), None)
         origin = f"layer {first}" if first else "the images"
-        reason = f"they were in memory, not in the store; computed from {origin}"
+        kept = "" if self.state.run_spec.maps_stay else ', as keep_maps="none" removes them'
+        reason = f"they are neither in memory nor in the store{kept}; computed from {origin}"
         if expected is not None and checksum(self.backend.get(scores)) != expected:
             reason += (
                 ", differing from the committed values in the last digits, as on another processor "

@@ -59,6 +59,7 @@ def set_attribute(name: str, value: Any, store: str = "run") -> Damage:
     def change() -> None:
         path = Path(store, "zarr.json")
         record = json.loads(path.read_text())
+        record["attributes"].pop("crc32c", None)  # of a saved network
         record["attributes"][name] = value
         if value is None:
             del record["attributes"][name]

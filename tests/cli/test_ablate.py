@@ -121,6 +121,34 @@ def test_only_the_last_layer_has_a_head(client: Client, tmp_path: Path) -> None:
     assert [(e["layer"], e["test"]) for e in variant["curve"]] == [(2, pytest.approx(score))]
 
 
+def test_settings_and_estimates_are_printed_before_the_training(
+    client: Client, tmp_path: Path
+) -> None:
+    """Of networks that are not trained yet; nothing is with --quiet."""
+    data = stored_digits(tmp_path, 60, 60)
+    words = ("ablate", "filters", data, "-o", tmp_path / "out", "--values", "3,4", *SMALL, "0.2")
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    settings, *estimates, total = result.stderr.splitlines()[:4]
+    assert settings.startswith("settings of all networks: ")
+    assert "block=14" in settings
+    assert "filters=" not in settings.replace("first_filter_size", "")
+    assert settings.endswith("; compared: 3 filters, 4 filters")
+    for label, line in zip(("3 filters", "4 filters"), estimates, strict=True):
+        assert line.startswith(f"{label}: at most 2 layers, about ")
+        assert line.endswith(" in the store at most")
+    assert total.startswith("all networks: about ")
+    again = run(*words)
+    assert "settings of all networks: " in again.stderr
+    assert "at most 2 layers" not in again.stderr
+    assert "settings of all networks: " not in run(*words, "-q").stderr
+
+
+def test_help_names_the_extra() -> None:
+    """Matplotlib is not installed with the package."""
+    assert 'pip install "rescnet-dist[plot]"' in " ".join(run("ablate", "--help").stdout.split())
+
+
 def test_accuracies_of_images_left_out_are_named_so(client: Client, tmp_path: Path) -> None:
     """In the output and in the record, which the figure is drawn from."""
     data = stored_digits(tmp_path, 60, 60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -18,6 +19,9 @@ from distributed import Client, LocalCluster
 
 from rescnet_dist import ResCNetClassifier, StoreError, load
 from rescnet_dist.cli import main
+from rescnet_dist.data import import_dataset, open_dataset
+from rescnet_dist.errors import CorruptDataError
+from rescnet_dist.network import load_network
 from tests.cli.damage import (
     RUN,
     SPEC,
@@ -320,9 +324,6 @@ ATTRIBUTES: dict[str, Case] = {
     "images of two dimensions": (
         set_attribute("image_shape", [14, 14]), RESUME, ["damaged", "not a list of 3", RESTORE]
     ),
-    "no plan to check by": (
-        set_attribute("plan", None), ("check", "run"), ["damaged (KeyError: 'plan')", RESTORE]
-    ),
     "no image shape": (
         set_attribute("image_shape", None), ("info", "run"), ["KeyError: 'image_shape'", RESTORE]
     ),
@@ -596,6 +597,55 @@ def test_bad_input_is_an_error_and_changes_no_file(
         path: data for path, data in before.items() if not may_be_written(path)
     }
     assert not os.path.exists("new") or Path("new").is_file()
+
+
+DAMAGED: dict[str, tuple[Damage, str, list[str]]] = {  # what `rescnet check` finds
+    "attributes of a run cut short": (
+        truncate("run/zarr.json"), "run", ["run is damaged", "Restore its zarr.json from a copy"]
+    ),
+    "attributes of a network cut short": (
+        truncate("network/zarr.json"), "network", ["network is damaged", "Restore its zarr.json"]
+    ),
+    "attributes of a dataset cut short": (
+        lambda: (
+            import_dataset("data.zarr", "imported.zarr"), truncate("imported.zarr/zarr.json")()
+        ),
+        "imported.zarr", ["imported.zarr is damaged", "Restore its zarr.json"]
+    ),
+    "a zip file cut short": (
+        lambda: (load("network").save("net.zip"), truncate("net.zip")()),
+        "net.zip", ["net.zip is not a complete zip file", "save the network again"]
+    ),
+    "an array of a network cut short": (
+        truncate("network/layers/0001/weights/zarr.json"),
+        "network", ["layers/0001/weights is damaged", "Restore its zarr.json"]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "url", "fragments"), DAMAGED.values(), ids=DAMAGED.keys())
+def test_damaged_metadata_are_problems(
+    location: Path, client: Client, damage: Damage, url: str, fragments: list[str]
+) -> None:
+    """`rescnet check` ends with code 1, unlike for a wrong path; others raise CorruptDataError."""
+    damage()
+    result = CliRunner().invoke(main, ["check", url, "--json"])
+    assert result.exit_code == 1, result.output
+    (problem,) = json.loads(result.stdout)["problems"]
+    for fragment in fragments:
+        assert fragment in problem
+    with pytest.raises(CorruptDataError):
+        open_dataset(url) if url.endswith(".zarr") else load_network(url).in_memory()
+    assert CliRunner().invoke(main, ["check", "nowhere"]).exit_code == 2
+
+
+def test_check_finds_that_a_run_has_no_plan(location: Path, client: Client) -> None:
+    """Which is needed to know its chunks."""
+    set_attribute("plan", None)()
+    result = CliRunner().invoke(main, ["check", "run"])
+    assert result.exit_code == 1
+    assert "damaged (KeyError: 'plan')" in result.stdout
+    assert RESTORE in result.stdout
 
 
 REMOVABLE_RECORDS = ("commits/0000.json", "commits/0001.json", "commits/0002.json", "result.json")

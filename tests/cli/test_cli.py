@@ -32,6 +32,7 @@ from rescnet_dist.lifecycle import begin_or_resume, check_run
 from rescnet_dist.model.features.first_order import FirstOrder
 from rescnet_dist.train.loop import _Driver
 from tests.commands import SMALL, run, stored_digits
+from tests.saved import edit_saved, read_saved
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,24 @@ def test_test_accuracy_is_kept_until_there_are_other_layers(
     assert "test images" not in run("info", url).stdout
 
 
+def test_info_has_the_same_words_for_runs_and_networks(stored_run: str, tmp_path: Path):
+    """A saved network has the lines of its run, apart from what is known of one of them only."""
+    rd.load(stored_run).save(tmp_path / "net")
+    found = {}
+    for name, url in {"run": stored_run, "network": tmp_path / "net"}.items():
+        lines = [line for line in run("info", url).stdout.splitlines() if re.match("[a-z]", line)]
+        found[name] = {line[:10].strip(): line[10:] for line in lines}
+    own, saved = found["run"], found["network"]
+    assert saved.keys() - own.keys() == {"saved"}
+    assert own["network"] == saved["network"]
+    assert own["images"] == f"300 of {saved['images'].split(',')[0]}"
+    assert own["classes"] == saved["classes"].split(":")[0] == "10"
+    depth = saved["depth"].split()[0]
+    assert own["depth"].startswith(f"{depth} of ")
+    assert own["store"].startswith("data ")
+    assert saved["store"].endswith("iB")
+
+
 def test_check_lists_damaged_layers_of_networks(stored_run: str, tmp_path: Path):
     """Of a saved one, of one in a zip file, and of those that a fused network is made of."""
     clf = rd.load(stored_run)
@@ -92,7 +111,8 @@ def test_check_lists_damaged_layers_of_networks(stored_run: str, tmp_path: Path)
     rd.FusedNetwork([clf.network_, clf.network_], (0.5, 0.5)).save(tmp_path / "fused")
     for name in ("net.zip", "net", "fused"):
         result = run("check", tmp_path / name)
-        assert (result.exit_code, "every layer is as it was saved" in result.output) == (0, True)
+        verified = "every layer, the classes and the settings are as they were saved"
+        assert (result.exit_code, verified in result.output) == (0, True)
     for folder in ("net", "fused/networks/0002"):
         bias = next((tmp_path / folder / "layers/0002/bias/c").iterdir())
         bias.write_bytes(bias.read_bytes()[:-1] + b"\x00")
@@ -105,6 +125,29 @@ def test_check_lists_damaged_layers_of_networks(stored_run: str, tmp_path: Path)
     result = run("check", tmp_path / "net")
     assert result.exit_code == 1
     assert "Layer 1 is damaged or missing: There is no Zarr array" in result.stdout
+
+
+def test_check_verifies_classes_and_settings(stored_run: str, tmp_path: Path):
+    """A changed class is found; a network of an earlier release has no checksum to find it by."""
+    url = tmp_path / "net"
+    rd.load(stored_run).save(url)
+    labels = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert read_saved(url)["classes"]["values"] == labels
+    text = (url / "zarr.json").read_text()
+    record = json.loads(text)
+    record["attributes"]["classes"]["values"] = labels[::-1]
+    (url / "zarr.json").write_text(json.dumps(record))
+    result = run("check", url)
+    assert result.exit_code == 1
+    assert "they are not those that were saved" in result.stdout
+    assert run("predict", url, "digits").exit_code == 2
+    (url / "zarr.json").write_text(text)
+    edit_saved(url)
+    result = run("check", url)
+    assert result.exit_code == 0
+    assert "every layer is as it was saved; the classes and settings have no checksum" in (
+        result.stdout
+    )
 
 
 def test_more_layers_are_not_suggested_if_only_the_last_has_a_head(
@@ -505,7 +548,7 @@ def test_interrupted_run_prints_layers_that_are_repeated(
         url = tmp_path / f"run-{every}"
         result = run("train", data_url, "--store", url, *options, "--checkpoint-every", every)
         comments[every] = result.output.splitlines()[-1].partition(f" resume {url}")[2]
-    repeated = "    # layers 1 to 2 are run forward again, because maps were in memory"
+    repeated = "    # layers 1 to 2 are run forward again, because maps are not in the store"
     assert comments == {1: "", 2: "", 10: repeated}
 
 

@@ -27,6 +27,7 @@ from rescnet_dist.cli.actions import predict
 from rescnet_dist.cli.batches import compute_batches, compute_slices
 from rescnet_dist.data.kinds import is_dask_array
 from tests.commands import run
+from tests.saved import edit_saved
 
 Array = np.ndarray[Any, Any]
 
@@ -153,8 +154,7 @@ def test_options_where_the_network_does_not_know(
 ) -> None:
     """A network of an earlier release needs --resize and --channels."""
     rd.load(network).save(tmp_path / "net")
-    group = zarr.open_group(tmp_path / "net", mode="r+")
-    group.update_attributes({"input": None})
+    edit_saved(tmp_path / "net", input=None)
     photo = sorted(photos.iterdir())[1]
     failed = run("predict", tmp_path / "net", photo)
     assert failed.exit_code == 2
@@ -181,7 +181,7 @@ def test_evaluate_photos_of_other_sizes(network: str, photos: Path, tmp_path: Pa
     names = [path.name for path in sorted((tmp_path / "data").rglob("*.*g"))]
     assert np.asarray(clf.predict(url)).tolist() == [by_file[name] for name in names]
     clf.save(tmp_path / "net")
-    zarr.open_group(tmp_path / "net", mode="r+").update_attributes({"input": None})
+    edit_saved(tmp_path / "net", input=None)
     options = ("--resize", "14", "--channels", "gray")
     for given in (
         (network, url),

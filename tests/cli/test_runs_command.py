@@ -145,6 +145,12 @@ def test_command_lists_runs_and_counts_others(folder: Path) -> None:
     assert result.exit_code == 0, result.output
     (row,) = [line for line in result.stdout.splitlines() if "a/unfinished" in line]
     assert "1 of 2" in row
+    header = next(line for line in result.stdout.splitlines() if "depth" in line)
+    done = next(line for line in result.stdout.splitlines() if "b-done" in line)
+    described = rd.find_runs(folder / "b-done")[0]
+    for name, key in (("train %", "train"), ("validation %", "validation")):
+        column = [cell.strip() for cell in header.split("┃")].index(name)
+        assert done.split("│")[column].strip() == f"{100 * described[key]:.2f}"
     assert "version: unreadable: " in result.stdout
     assert "install a newer release" in result.stdout
     assert "skipped 3 other objects" in result.stderr  # note.txt, data.zarr, a/b/c/d

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from rescnet_dist.data import Images
 from rescnet_dist.model import Calibration
 from rescnet_dist.network import Network
 from rescnet_dist.store import RunStore
+from tests.saved import edit_saved
 
 X, Y = (array[:240] for array in rd.load_digits())
 X = X[:, ::2, ::2]
@@ -86,10 +86,7 @@ def test_network_without_a_record_has_the_default_temperature(
 ) -> None:
     """As one that was saved before networks had calibrations."""
     trained.save(tmp_path / "old")
-    path = tmp_path / "old" / "zarr.json"
-    record = json.loads(path.read_text())
-    del record["attributes"]["calibration"]
-    path.write_text(json.dumps(record))
+    edit_saved(tmp_path / "old", remove=["calibration"])
     assert Network.load(tmp_path / "old").calibration == Calibration()
 
 

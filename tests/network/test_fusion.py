@@ -30,6 +30,7 @@ from rescnet_dist.network import describe_network, load_network
 from rescnet_dist.runs import open_held_out
 from rescnet_dist.store.zipped import _open_files, open_zip
 from tests.commands import run as run_command
+from tests.saved import edit_saved
 
 Array = np.ndarray[Any, Any]
 
@@ -327,10 +328,7 @@ def test_held_out_images_are_needed(networks: list[Network], held_out: tuple[Arr
 def test_damaged_attributes_are_named(fused: FusedNetwork, tmp_path: Path) -> None:
     """A missing value is an error that names the store."""
     fused.save(tmp_path / "fused")
-    path = tmp_path / "fused/zarr.json"
-    record = json.loads(path.read_text())
-    del record["attributes"]["weights"]
-    path.write_text(json.dumps(record))
+    edit_saved(tmp_path / "fused", remove=["weights"])
     for use in (FusedNetwork.load, describe_network):
         with pytest.raises(CorruptDataError, match=r"fused are damaged \(KeyError: 'weights'\)"):
             use(tmp_path / "fused")

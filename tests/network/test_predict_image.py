@@ -19,7 +19,7 @@ from small_digits import NAMES, SPEC
 import rescnet_dist as rd
 from rescnet_dist import ResCNetClassifier, RunSpec
 from rescnet_dist.data import ImageInput, Images
-from rescnet_dist.store import Location
+from tests.saved import edit_saved
 
 Array = np.ndarray[Any, Any]
 
@@ -86,10 +86,7 @@ def test_network_of_arrays_knows_their_type(fitted: ResCNetClassifier) -> None:
 def test_stores_without_input_still_load(fitted: ResCNetClassifier, tmp_path: Path) -> None:
     """Networks of earlier releases; where they do not know, options are needed."""
     fitted.save(tmp_path / "net")
-    attributes = Location(str(tmp_path / "net")).attributes()
-    del attributes["input"]
-    group = zarr.open_group(tmp_path / "net", mode="r+")
-    group.attrs.put(attributes)
+    edit_saved(tmp_path / "net", remove=["input"])
     loaded = rd.load(tmp_path / "net")
     assert loaded.network_.input is None
     photo = Image.fromarray(np.full((30, 20, 3), 200, np.uint8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import google_crc32c
 import joblib
 import numpy as np
 import pytest
@@ -20,8 +22,17 @@ import zarr
 
 import rescnet_dist as rd
 from rescnet_dist import ResCNetClassifier
-from rescnet_dist.network import saving
+from rescnet_dist.errors import CorruptDataError
+from rescnet_dist.network import (
+    HeldOut,
+    describe_network,
+    has_metadata_checksum,
+    saving,
+    verify_network,
+)
+from rescnet_dist.store import Location
 from rescnet_dist.store.half import from_half, to_half
+from tests.saved import edit_saved, read_saved
 
 Array = np.ndarray[Any, Any]
 
@@ -129,7 +140,7 @@ def test_damaged_zip_file_is_named(
 def test_damaged_depth_is_named(fitted: ResCNetClassifier, tmp_path: Path, depth: Any) -> None:
     """It is in the attributes of a saved network; found by tests/hostile/hostile.py."""
     fitted.save(tmp_path / "net")
-    zarr.open_group(tmp_path / "net", mode="r+").attrs["depth"] = depth
+    edit_saved(tmp_path / "net", depth=depth)
     with pytest.raises(rd.StoreError, match=r"net are damaged \(depth is "):
         rd.load(tmp_path / "net")
 
@@ -156,15 +167,14 @@ def test_attributes_that_contradict_the_layers_are_named(
     images = np.random.default_rng(0).integers(0, 255, (6, 8, 8, 1), np.uint8)
     network = ResCNetClassifier(spec.replace(max_layers=1)).fit(images, [0, 1, 2, 0, 1, 2])
     network.save(tmp_path / "net")
-    attributes = zarr.open_group(tmp_path / "net", mode="r+").attrs
-    stored: dict[str, Any] = {**attributes}
+    stored = read_saved(tmp_path / "net")
     if "block" in change.get("network", {}):
         stored["network"]["features"][0]["block"] = change["network"]["block"]
     elif "network" in change:
         stored["network"] |= change["network"]
     else:
         stored |= change
-    attributes.update(stored)
+    edit_saved(tmp_path / "net", **stored)
     with pytest.raises(rd.StoreError, match=words):
         rd.load(tmp_path / "net").predict(images)
 
@@ -193,6 +203,66 @@ def test_folder_named_like_a_zip_file(run_folder: Path, images: Array, tmp_path:
     shutil.copytree(run_folder, tmp_path / "run.zip")
     loaded = rd.load(tmp_path / "run.zip")
     np.testing.assert_array_equal(loaded.predict(images), rd.load(run_folder).predict(images))
+
+
+# checksum of the attributes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["net", "net.zip", "fused"])
+def test_attributes_have_a_checksum(fitted: ResCNetClassifier, tmp_path: Path, name: str) -> None:
+    """That of their JSON text, sorted by name."""
+    network = rd.FusedNetwork([fitted.network_], (1.0,)) if name == "fused" else fitted.network_
+    network.save(tmp_path / name)
+    members = (f"{name}/networks/0001",) if name == "fused" else ()
+    for path in (name, *members):
+        attributes = Location(str(tmp_path / path)).attributes()
+        found = attributes.pop("crc32c")
+        text = json.dumps(attributes, sort_keys=True).encode()
+        assert found == google_crc32c.value(text)
+    assert verify_network(tmp_path / name) == []
+    assert has_metadata_checksum(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("", '"matmul_precision": "split"', '"matmul_precision": "spliT"'),
+        ("", '"temperature": ', '"temperature": 1'),
+        ("fused", '"accuracy": 0.5', '"accuracy": 0.6'),
+        ("fused/networks/0001", '"learning_rate": 0', '"learning_rate": 1'),
+    ],
+)
+def test_altered_attributes_are_named(
+    fitted: ResCNetClassifier, tmp_path: Path, name: str, old: str, new: str
+) -> None:
+    """By all that read them, although the values are of the right type."""
+    held_out = HeldOut(10, (0.5,), 0.5)
+    fused = rd.FusedNetwork([fitted.network_], (1.0,), held_out=held_out)
+    (fused if name else fitted).save(tmp_path / (name[:5] or "net"))
+    path = tmp_path / (name or "net") / "zarr.json"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    url = tmp_path / (name[:5] or "net")
+    words = r"attributes of \S+ are damaged \(they are not those that were saved: their checksum"
+    for use in (rd.load, describe_network):
+        with pytest.raises(CorruptDataError, match=words):
+            use(url)
+    (problem,) = verify_network(url)
+    assert "Restore a copy of its zarr.json" in problem
+
+
+def test_attributes_without_checksum_are_read(
+    fitted: ResCNetClassifier, images: Array, tmp_path: Path
+) -> None:
+    """Those of networks that earlier releases saved; a fused one may have some of them."""
+    fitted.save(tmp_path / "net")
+    edit_saved(tmp_path / "net")
+    np.testing.assert_array_equal(rd.load(tmp_path / "net").predict(images), fitted.predict(images))
+    rd.FusedNetwork([fitted.network_], (1.0,)).save(tmp_path / "fused")
+    edit_saved(tmp_path / "fused/networks/0001")
+    for name in ("net", "fused"):
+        assert verify_network(tmp_path / name) == []
+        assert not has_metadata_checksum(tmp_path / name)
 
 
 # half precision ---------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 import numpy as np
+from distributed import Client
 
 from rescnet_dist.cli.clusters import training_cluster
 from rescnet_dist.cli.common import pop_cluster_options
@@ -29,10 +30,16 @@ from rescnet_dist.dashboard.ablations import (
 from rescnet_dist.dashboard.figures import check_matplotlib
 from rescnet_dist.data import Images, encode, has_test_split, select_split, training_set
 from rescnet_dist.errors import SpecError, StoreError, mask_secrets, pluralize
-from rescnet_dist.formatting import option_name, url_name
+from rescnet_dist.formatting import (
+    format_bytes,
+    format_changes,
+    format_time,
+    option_name,
+    url_name,
+)
 from rescnet_dist.lifecycle import CheckedRun, begin_or_resume, check_run
 from rescnet_dist.network import Network
-from rescnet_dist.planning import Problem
+from rescnet_dist.planning import Problem, forecast
 from rescnet_dist.planning.backend import get_available_backend
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import CHANGEABLE, AugmentSpec, NetworkSpec, RunSpec
@@ -67,16 +74,20 @@ def ablate(
         check_variant(folder, ablation.run_name(variant), spec, run_spec, training, source=data)
         for variant, spec in zip(ablation.variants, ablation.specs(base), strict=True)
     ]
-    runs = list[RunStore]()
+    runs, is_silent = list[RunStore](), quiet or as_json
+    if not is_silent:
+        click.echo(describe_settings(ablation, base), err=True)
     with (
-        open_reporter(ReportOptions(quiet=quiet or as_json)) as reporter,
+        open_reporter(ReportOptions(quiet=is_silent)) as reporter,
         training_cluster(
             cluster_flags, run_spec, base, partial(Problem.of, training, run_spec), quiet=quiet
         ) as client,
     ):
+        if not is_silent:
+            print_estimates(ablation, checked, client)
         for entry, variant in zip(checked, ablation.variants, strict=True):
             url = entry.store.url
-            if not (quiet or as_json):
+            if not is_silent:
                 click.echo(f"{variant.label}: {mask_secrets(url)}", err=True)
             with open_listeners(url, reporter, client) as listeners:
                 runs.append(begin_or_resume(entry, client, listeners))
@@ -102,6 +113,32 @@ def resolve_base(
         return specs
     changes = {key: value for key, value in ablation.base.items() if flags.get(key) is None}
     return specs[0].replace(**changes), *specs[1:]
+
+
+def describe_settings(ablation: Ablation, base: NetworkSpec) -> str:
+    """Return one line on what all networks have in common, and what is varied."""
+    rows = (row for row in base.rows() if row[0] != ablation.option)
+    labels = ", ".join(variant.label for variant in ablation.variants)
+    return f"settings of all networks: {format_changes(rows)}; compared: {labels}"
+
+
+def print_estimates(ablation: Ablation, checked: Sequence[CheckedRun], client: Client) -> None:
+    """Print what each network that is not trained yet takes, and the time of all, if measured."""
+    total = 0.0
+    for entry, variant in zip(checked, ablation.variants, strict=True):
+        if entry.stored:
+            continue
+        with show_status("measuring"):
+            found = forecast(entry.data, entry.spec, entry.run_spec, client, store=entry.store.url)
+        parts = [f"at most {pluralize(found.max_layers, 'layer')}"]
+        if found.layer_seconds is not None and found.seconds is not None:
+            parts.append(f"about {format_time(found.layer_seconds)} per layer")
+            parts.append(f"{format_time(found.seconds)} for all")
+            total += found.seconds
+        parts.append(f"{format_bytes(found.traffic.store)} in the store at most")
+        click.echo(f"{variant.label}: {', '.join(parts)}", err=True)
+    if total:
+        click.echo(f"all networks: about {format_time(total)}, if all layers are grown", err=True)
 
 
 def check_variant(

@@ -12,7 +12,7 @@ from rescnet_dist.cli.clusters import cluster
 from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.status import show_status
 from rescnet_dist.data import verify_dataset
-from rescnet_dist.errors import mask_secrets
+from rescnet_dist.errors import CorruptDataError, mask_secrets
 from rescnet_dist.store import (
     DATASET_FORMAT,
     FUSED_FORMAT,
@@ -28,22 +28,38 @@ NETWORK_FORMATS = (NETWORK_FORMAT, FUSED_FORMAT)
 
 def check(url: str, as_json: bool, **flags: Any) -> None:
     """Verify a run: find chunks that are missing, altered or stale."""
-    stored = "every chunk is as it was committed"
     with cluster(pop_cluster_options(flags), embedded=False), show_status("reading every chunk"):
-        kind = find_format(url)
-        if kind == DATASET_FORMAT:
-            problems = verify_dataset(url)
-        elif kind in NETWORK_FORMATS:
-            from rescnet_dist.network import verify_network  # a run needs none of its imports
-
-            problems, stored = verify_network(url), "every layer is as it was saved"
-        else:
-            problems = verify_run(url)
+        try:
+            problems, stored = find_problems(url)
+        except CorruptDataError as error:  # nothing of it can be verified
+            problems, stored = [str(error)], ""
     if as_json:
         click.echo(json.dumps({"url": mask_secrets(url), "problems": problems}))
     else:
         click.echo("\n".join(problems) or f"{mask_secrets(url)}: {stored}")
     sys.exit(1 if problems else 0)
+
+
+def find_problems(url: str) -> tuple[list[str], str]:
+    """Return the problems of what is stored at a URL, and what is verified if there are none."""
+    kind, stored = find_format(url), "every chunk is as it was committed"
+    if kind in NETWORK_FORMATS:
+        return check_network(url)
+    return verify_dataset(url) if kind == DATASET_FORMAT else verify_run(url), stored
+
+
+def check_network(url: str) -> tuple[list[str], str]:
+    """Return the problems of a saved or fused network, and what is verified if there are none."""
+    from rescnet_dist.network import has_metadata_checksum, verify_network  # a run needs no imports
+
+    if problems := verify_network(url):
+        return problems, ""
+    if has_metadata_checksum(url):
+        return [], "every layer, the classes and the settings are as they were saved"
+    return [], (
+        "every layer is as it was saved; the classes and settings have no checksum, as an earlier "
+        "release saved them. Load the network and save it again to add one."
+    )
 
 
 @limit_retries(0)

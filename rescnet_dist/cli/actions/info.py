@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rescnet_dist import data
 from rescnet_dist.errors import RescnetError, StoreReadError, is_path, pluralize, url_word
-from rescnet_dist.formatting import format_bytes, train_suffix
+from rescnet_dist.formatting import format_bytes, format_changes, train_suffix
 from rescnet_dist.network import describe_network
 from rescnet_dist.runs import describe_run
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec, Spec
@@ -71,17 +71,17 @@ def _check_no_dataset(url: str) -> None:
 
 def _print_run(run: dict[str, Any]) -> None:
     """Print the description of a run as text."""
-    height, width, channels = run["image_shape"]
     click.echo(f"run       {run['url']}")
     click.echo(f"state     {run['state']}" + (f": {run['reason']}" if run["reason"] else ""))
-    click.echo(
-        f"data      {run['source'] or 'arrays'}: {run['images']:,} images of "
-        f"{height}×{width}×{channels}, {pluralize(run['classes'], 'class')}"
-    )
+    click.echo(f"data      {run['source'] or 'arrays'}")
+    click.echo(f"images    {run['images']:,} of {_format_shape(run)}")
+    click.echo(f"classes   {run['classes']}")
     if run["copies"]:
         click.echo(f"copies    {run['copies']} of each training image, {run['rows']:,} rows in all")
+    if run["depth"] is not None:
+        click.echo(f"depth     {run['depth']} of {pluralize(len(run['layers']), 'layer')}")
     click.echo(f"features  {run['features']:,} per layer")
-    sizes = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in run["bytes"].items())
+    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in run["bytes"].items())
     click.echo(f"store     {sizes}{_format_client(run)}")
     click.echo(f"network   {_format_changes(run['network'], NetworkSpec)}")
     if settings := _format_changes(run["run"], RunSpec):
@@ -105,22 +105,27 @@ def _print_run(run: dict[str, Any]) -> None:
 
 def _format_network(saved: dict[str, Any]) -> str:
     """Return the description of a saved network as text."""
-    (height, width, channels), made = saved["image_shape"], saved["input"] or {}
+    made = saved["input"] or {}
     size = "×".join(map(str, made.get("resize") or ()))
     resized = f", resized to {size}" if size else ""
     converted = f", converted to {made['channels']}" if made.get("channels") else ""
     kind = f"{made.get('dtype', 'unknown type')}{resized}{converted}"
     lines = [
-        f"network   {saved['url']}",
-        f"images    {height}×{width}×{channels}, {kind}",
+        f"saved     {saved['url']}",
+        f"images    {_format_shape(saved)}, {kind}",
         f"classes   {len(saved['class_names'])}: {', '.join(saved['class_names'][:MAX_CLASSES])}",
-        f"layers    {saved['depth']}",
+        f"depth     {pluralize(saved['depth'], 'layer')}",
         f"store     {format_bytes(saved['bytes'])}{_format_client(saved)}",
     ]
     if "networks" not in saved:
-        lines.append(f"options   {_format_changes(saved['network'], NetworkSpec)}")
+        lines.append(f"network   {_format_changes(saved['network'], NetworkSpec)}")
         return "\n".join(lines)
     return "\n".join(lines + _format_fused(saved))
+
+
+def _format_shape(described: dict[str, Any]) -> str:
+    """Return the shape of the images of a run or a saved network."""
+    return "×".join(map(str, described["image_shape"]))
 
 
 def _format_client(described: dict[str, Any]) -> str:
@@ -147,5 +152,4 @@ def _format_fused(saved: dict[str, Any]) -> list[str]:
 
 def _format_changes(values: dict[str, Any], kind: type[Spec]) -> str:
     """Return the options of a stored spec that are not the default as text."""
-    rows = kind.from_stored(values).rows()
-    return ", ".join(f"{name}={value}" for name, value, is_changed in rows if is_changed)
+    return format_changes(kind.from_stored(values).rows())

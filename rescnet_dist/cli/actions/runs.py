@@ -71,19 +71,18 @@ def _make_table(runs: list[dict[str, Any]]) -> Table:
     table = Table()
     table.add_column("run", overflow="fold")
     table.add_column("state")
-    for name in ("layers", "depth", "accuracy (%)", "age", "size"):
+    for name in ("layers", "depth", "train %", "validation %", "age", "size"):
         table.add_column(name, justify="right")
     now = time.time()
     for run in runs:
         limit = "" if run["max_layers"] is None else f" of {run['max_layers']}"
-        kind = "" if run["validation"] is not None else " (train)"
-        accuracy = _select_accuracy(run)
+        accuracies = (run["train"], run["validation"])
         table.add_row(
             Text(run["name"]),
             run["state"],
             "" if run["layers"] is None else f"{run['layers']}{limit}",
             "" if run["depth"] is None else str(run["depth"]),
-            "" if accuracy is None else f"{100 * accuracy:.2f}{kind}",
+            *("" if share is None else f"{100 * share:.2f}" for share in accuracies),
             "" if run["updated"] is None else format_age(now - run["updated"]),
             "" if run["bytes"] is None else format_bytes(run["bytes"]),
         )
