@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
 from rescnet_dist.errors import SingularError
 from rescnet_dist.kernels.arrays import Array, asarray_like
+from rescnet_dist.kernels.cpu.eigen import leading_eigenvectors
 from rescnet_dist.kernels.inputs import LayerInput
 from rescnet_dist.kernels.patches import PatchMoments
 
@@ -52,19 +52,6 @@ def check_patch_scatter(scatter: Array) -> None:
             'become too large for single precision; use minmax="channel", or images of a smaller '
             "range."
         )
-
-
-def leading_eigenvectors(matrix: Array, count: int, metric: Array | None = None) -> Array:
-    """Return the eigenvectors (p, count) of the largest eigenvalues, in descending order.
-
-    They solve matrix·v = λ·metric·v for symmetric matrices (p, p); the metric is I by default.
-    """
-    p = len(matrix)
-    if not count:
-        return np.zeros((p, 0))
-    return np.asarray(
-        scipy.linalg.eigh(matrix, metric, subset_by_index=[p - count, p - 1])[1][:, ::-1]
-    )
 
 
 def orient_filters(vectors: Array, size: int) -> Array:

@@ -11,7 +11,8 @@ import scipy
 from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels import PatchMoments
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.kernels.filters import check_patch_scatter, leading_eigenvectors, orient_filters
+from rescnet_dist.kernels.cpu.eigen import leading_eigenvectors
+from rescnet_dist.kernels.filters import check_patch_scatter, orient_filters
 from rescnet_dist.kernels.solving import inverse_deviations
 from rescnet_dist.model.components import FilterLearner
 from rescnet_dist.model.filter_group import FilterGroup

@@ -17,7 +17,8 @@ from rescnet_dist.kernels import (
     patch_scatter,
 )
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.kernels.filters import check_patch_scatter, leading_eigenvectors, orient_filters
+from rescnet_dist.kernels.cpu.eigen import leading_eigenvectors
+from rescnet_dist.kernels.filters import check_patch_scatter, orient_filters
 from rescnet_dist.model.components import FilterLearner
 from rescnet_dist.model.filter_group import FilterGroup
 from rescnet_dist.model.observation import Observation, moments_bytes, moments_workspace_bytes

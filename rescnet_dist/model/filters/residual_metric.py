@@ -9,7 +9,8 @@ import numpy as np
 
 from rescnet_dist.kernels import PatchMoments
 from rescnet_dist.kernels.arrays import Array, get_array_module
-from rescnet_dist.kernels.filters import check_patch_scatter, leading_eigenvectors, orient_filters
+from rescnet_dist.kernels.cpu.eigen import leading_eigenvectors
+from rescnet_dist.kernels.filters import check_patch_scatter, orient_filters
 from rescnet_dist.model.components import FilterLearner
 from rescnet_dist.model.filter_group import FilterGroup
 from rescnet_dist.model.observation import Observation, moments_bytes, moments_workspace_bytes
