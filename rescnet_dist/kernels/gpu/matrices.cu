@@ -31,6 +31,50 @@ __device__ __forceinline__ unsigned load_pair(const half* fragment) {
     return *(const unsigned*)fragment;
 }
 
+// Load DEPTH channels, from chunk · DEPTH on, of the tile's pixels and those around it, normalized
+// and in parts. Those outside of the image are 0. A thread loads the same two channels of many
+// pixels, of which it writes two halves at once.
+__device__ __forceinline__ void load_inputs(
+    const float* __restrict__ first, const float* __restrict__ second,
+    const int* __restrict__ channels, int count, const float* __restrict__ low,
+    const float* __restrict__ scale, int chunk, half inputs[PARTS][SIDE][SIDE][PITCH]) {
+    const int pair = threadIdx.x % (DEPTH / 2) * 2, start = threadIdx.x / (DEPTH / 2);
+    const int top = blockIdx.y * TILE - BEFORE, left = blockIdx.x * TILE - BEFORE;
+    const float* source[2];
+    float lows[2], scales[2];
+    int step[2];
+#pragma unroll
+    for (int q = 0; q < 2; q++) {
+        int number = chunk * DEPTH + pair + q, channel = number < count ? channels[number] : 0;
+        bool is_first = channel < FIRST_CHANNELS;
+        step[q] = is_first ? FIRST_CHANNELS : SECOND_CHANNELS;
+        source[q] = number < count ? (is_first ? first + channel : second + channel - FIRST_CHANNELS)
+                                   : nullptr;
+        if (number < count) {
+            source[q] += (long)blockIdx.z * HEIGHT * WIDTH * step[q];
+            lows[q] = low[number], scales[q] = scale[number];
+        }
+    }
+    for (int p = start; p < SIDE * SIDE; p += THREADS / (DEPTH / 2)) {
+        int x = p % SIDE, y = p / SIDE, source_x = left + x, source_y = top + y;
+        bool inside = source_y >= 0 && source_y < HEIGHT && source_x >= 0 && source_x < WIDTH;
+        half2 high, rest;
+        float values[2];
+#pragma unroll
+        for (int q = 0; q < 2; q++)
+            values[q] = inside && source[q]
+                            ? (source[q][(source_y * WIDTH + source_x) * step[q]] - lows[q]) *
+                                  scales[q]
+                            : 0;
+        high = __floats2half2_rn(values[0], values[1]);
+        *(half2*)&inputs[0][y][x][pair] = high;
+        if (SPLIT) {
+            rest = __floats2half2_rn(values[0] - __low2float(high), values[1] - __high2float(high));
+            *(half2*)&inputs[PARTS - 1][y][x][pair] = rest;
+        }
+    }
+}
+
 // Compute maps (n, H, W, FILTERS of TOTAL_FILTERS) from the channels (count,) of first (n, H, W,
 // FIRST_CHANNELS) and second (n, H, W, SECOND_CHANNELS), numbered through both, normalized as (… −
 // low)·scale, with weights (PARTS, SIZE, ⌈count / DEPTH⌉, SIZE, PADDED_FILTERS, DEPTH), rows of
@@ -56,24 +100,7 @@ convolve(const float* __restrict__ first, const float* __restrict__ second,
             for (int q = 0; q < 4; q++) sums[r][f][q] = 0;
     for (int chunk = 0; chunk < chunks; chunk++) {
         __syncthreads();
-        for (int t = thread; t < SIDE * SIDE * DEPTH; t += THREADS) {
-            int c = t % DEPTH, x = t / DEPTH % SIDE, y = t / DEPTH / SIDE;
-            int source_y = top + y - BEFORE, source_x = left + x - BEFORE,
-                source = chunk * DEPTH + c;
-            float value = 0;
-            if (source < count && source_y >= 0 && source_y < HEIGHT && source_x >= 0 &&
-                source_x < WIDTH) {
-                long pixel = (image * HEIGHT + source_y) * WIDTH + source_x;
-                int channel = channels[source];
-                value = channel < FIRST_CHANNELS
-                            ? first[pixel * FIRST_CHANNELS + channel]
-                            : second[pixel * SECOND_CHANNELS + channel - FIRST_CHANNELS];
-                value = (value - low[source]) * scale[source];
-            }
-            half rounded = __float2half_rn(value);
-            inputs[0][y][x][c] = rounded;
-            if (SPLIT) inputs[PARTS - 1][y][x][c] = __float2half_rn(value - __half2float(rounded));
-        }
+        load_inputs(first, second, channels, count, low, scale, chunk, inputs);
         for (int down = 0; down < SIZE; down++) {
             if (down) __syncthreads();
             const int vectors = SIZE * PADDED_FILTERS * DEPTH / 8;  // of a part, eight numbers each

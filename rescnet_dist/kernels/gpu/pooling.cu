@@ -192,9 +192,9 @@ __device__ __forceinline__ float pool_values(float one, float other) {
     return USE_MAX ? fmaxf(one, other) : one + other;
 }
 
-// Compute pooled (n, cells, pairs). One thread computes two pairs of channels of an image, or one
-// at the end of a row of the triangle. tasks (m, 4): the channel, its first partner, the number of
-// partners, the first pair.
+// Compute pooled (n, cells, pairs). One thread computes two pairs of channels of an image, or one.
+// tasks (m, 4): the channel, its first partner, the distance of its second partner, 0 if there is
+// none, and the first pair.
 extern "C" __global__ void pool(const float* __restrict__ values,
                                 const float* __restrict__ overall,
                                 const float* __restrict__ means,
@@ -204,13 +204,13 @@ extern "C" __global__ void pool(const float* __restrict__ values,
     const long image = blockIdx.y;
     const int task = blockIdx.x * blockDim.x + threadIdx.x;
     if (task >= TASKS) return;
-    const int i = tasks[task].x, count = tasks[task].z;
-    const int partner[PARTNERS] = {tasks[task].y, tasks[task].y + count - 1};
+    const int i = tasks[task].x, distance = tasks[task].z, count = distance ? 2 : 1;
+    const int partner[PARTNERS] = {tasks[task].y, tasks[task].y + distance};
     const float* source = values + image * HEIGHT * WIDTH * FILTERS;
     float* output = pooled + image * CELLS * PAIRS + tasks[task].w;
     for (int p = 0; p < PARENT_COUNT; p++)
         for (int b = 0; b < count; b++)
-            output[parents[p][1] * PAIRS + b] = USE_MAX ? MINUS_INFINITY : 0;
+            output[parents[p][1] * PAIRS + b * distance] = USE_MAX ? MINUS_INFINITY : 0;
     float bins[PARTNERS][LEVELS][BINS];
 #pragma unroll
     for (int l = 0; l < LEVELS; l++)
@@ -293,7 +293,7 @@ extern "C" __global__ void pool(const float* __restrict__ values,
                     float* cell_output = output + (first_cell[l] + bin * bin_count[l] + n) * PAIRS;
 #pragma unroll
                     for (int b = 0; b < PARTNERS; b++) {
-                        if (b < count) cell_output[b] = bins[b][l][n];
+                        if (b < count) cell_output[b * distance] = bins[b][l][n];
                         bins[b][l][n] = USE_MAX ? MINUS_INFINITY : 0;
                     }
                 }
@@ -301,11 +301,12 @@ extern "C" __global__ void pool(const float* __restrict__ values,
     }
     for (int p = 0; p < PARENT_COUNT; p++)
         for (int b = 0; b < count; b++) {
-            float* parent = output + parents[p][1] * PAIRS + b;
-            *parent = pool_values(*parent, output[parents[p][0] * PAIRS + b]);
+            float* parent = output + parents[p][1] * PAIRS + b * distance;
+            *parent = pool_values(*parent, output[parents[p][0] * PAIRS + b * distance]);
         }
     // fmaxf would drop NaN
     for (int b = 0; b < count; b++)
         if (!isfinite(overall[image * FILTERS + i] + overall[image * FILTERS + partner[b]]))
-            for (int cell = 0; cell < CELLS; cell++) output[cell * PAIRS + b] = NOT_A_NUMBER;
+            for (int cell = 0; cell < CELLS; cell++)
+                output[cell * PAIRS + b * distance] = NOT_A_NUMBER;
 }

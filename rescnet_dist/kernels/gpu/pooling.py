@@ -47,7 +47,7 @@ def pool_blocks(
         power,
         counts is None,
     )
-    tasks = _list_tasks(filters, channelwise)
+    tasks = _list_tasks(filters, channelwise, math.gcd(block, stride))
     step = max(1, min(POOLING_SLAB_BYTES // (4 * height * width * filters), MAX_SLAB_IMAGES))
     values = cupy.empty((min(step, n), height, width, filters), np.float32)
     overall = cupy.empty((len(values), filters), np.float32)
@@ -82,17 +82,23 @@ def _count_groups(filters: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _list_tasks(filters: int, channelwise: bool) -> Array:
-    """Return the tasks (m, 4) of threads, int32: channel, first partner, their number, first pair.
+def _list_tasks(filters: int, channelwise: bool, side: int) -> Array:
+    """Return the tasks (m, 4) of threads, int32: channel, partner, distance of another, first pair.
 
-    A channel has 1 or 2 partners in a task. Pairs are counted row by row of the upper triangle.
+    The distance is 0 if there is no other partner. Pairs are counted row by row of the upper
+    triangle. With cells of several pixels a side, the partners of a channel are divided into two
+    halves, so that threads next to each other read channels next to each other; with cells of one
+    pixel, a thread that has neighboring partners is faster.
     """
     tasks, pair = [], 0
-    for first in range(filters):
-        for partner in range(first + channelwise, filters, 2):
-            count = min(2, filters - partner)
-            tasks.append((first, partner, count, pair))
-            pair += count
+    for channel in range(filters):
+        partners = range(channel + channelwise, filters)
+        half = -(-len(partners) // 2)
+        step, distance = (1, half) if side > 1 else (2, 1)
+        for place in range(0, half * step, step):
+            has_other = place + distance < len(partners)
+            tasks.append((channel, partners[place], distance * has_other, pair + place))
+        pair += len(partners)
     return cupy.asarray(np.array(tasks, np.int32))
 
 
@@ -133,7 +139,7 @@ def _load_kernels(
         "CELL_ROWS": ((rows - 1) * stride + block) // side,
         "CELL_COLUMNS": ((columns - 1) * stride + block) // side,
         "PAIRS": pairs,
-        "TASKS": len(_list_tasks(filters, channelwise)),
+        "TASKS": len(_list_tasks(filters, channelwise, side)),
         "GROUPS": _count_groups(filters),
         "CELLS": cells,
         "LEVELS": levels,
