@@ -14,7 +14,7 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -143,6 +143,28 @@ def retry_future(client: Any, future: Any) -> None:
             f"The Dask scheduler at {client.scheduler.address} cannot retry a failed task: it has "
             "no operation 'retry'. Use a release of distributed that has one, such as 2026.8.0."
         )
+
+
+@contextlib.contextmanager
+def sending_promptly(client: Any) -> Iterator[None]:
+    """Let a client send messages 1 ms after one another in the body, rather than 10 ms.
+
+    Tried on distributed 2026.8.0: the attribute `interval` of `Client.scheduler_comm`, a
+    `BatchedSend`. Without it, the graph of a pass is sent up to 10 ms late.
+    """
+    stream = getattr(client, "scheduler_comm", None)
+    interval = getattr(stream, "interval", None)
+    if not isinstance(interval, float):
+        yield
+        return
+    stream.interval = min(interval, SEND_SECONDS)  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        stream.interval = interval  # type: ignore[union-attr]
+
+
+SEND_SECONDS = 0.001
 
 
 def disable_stealing(names: Sequence[str]) -> None:

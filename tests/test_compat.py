@@ -126,6 +126,16 @@ def test_fetch_workers(
     assert _compat.fetch_workers(client) == {"tcp://a": {}}
 
 
+def test_client_sends_promptly(client: Client) -> None:
+    """In the body only; anything else than a client is left alone."""
+    before = client.scheduler_comm.interval
+    with _compat.sending_promptly(client):
+        assert client.scheduler_comm.interval == _compat.SEND_SECONDS < before
+    assert client.scheduler_comm.interval == before
+    with _compat.sending_promptly(SimpleNamespace()):
+        pass
+
+
 def test_identify_workers(scheduler: Scheduler) -> None:
     """Without the method, an error says which release has it."""
     found = _compat.identify_workers(scheduler)

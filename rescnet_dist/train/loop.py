@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
+from rescnet_dist._compat import sending_promptly
 from rescnet_dist.cluster import (
     CheckedWorkers,
     check_versions,
@@ -97,6 +98,7 @@ def train(
         closing(_Driver(claim, state, client, bus, checked)) as driver,
         report_retries(driver.publish_retry),
         passes_span(client),
+        sending_promptly(client),
     ):
         driver.start()
         while True:

@@ -164,8 +164,8 @@ def find_progress(
 class PassMonitor:
     """Follows the passes of a run from its driver, one after the other.
 
-    It subscribes to the reports once: a client sends a message at once, and the next one 10 ms
-    later, so that with a message before each pass its graph would be sent late.
+    It subscribes to the reports once. A message before each pass would delay its graph, as a client
+    waits between two messages.
     """
 
     def __init__(self, run: RunStore, client: Client, bus: EventBus) -> None:
