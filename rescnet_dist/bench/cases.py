@@ -416,7 +416,7 @@ CASES = (
     Case("one image", prediction.one_image),
     Case("prediction", prediction.many_images),
     Case("prediction on a gpu", prediction.on_gpu, on_gpu=True),
-    Case("gpu", partial(gpu.layer, 50_000, 4, 0.45), on_gpu=True),
+    Case("gpu", partial(gpu.layer, 50_000, 4, 0.35), on_gpu=True),
     Case("gpu at stride 1", partial(gpu.layer, 50_000, 1, 1.0), on_gpu=True),
     Case("gpu with mirror images", partial(gpu.layer, 100_000, 4, 0.9), on_gpu=True),
     Case("copies on a gpu", gpu.copies, on_gpu=True),
