@@ -72,14 +72,18 @@ def normalize(
 
     For channels that are recomputed, means and variance (blocks, f) are corrected, and the
     normalized covariances with all channels are written to covariances (recomputed, f). starts and
-    channels are those of `find_recomputed`, `columns` is the number of blocks in a row; centered
-    (block²,) is a buffer.
+    channels are those of `find_recomputed`; channels that are multiplied by 0, as many are after a
+    ReLU, are removed from them. `columns` is the number of blocks in a row; centered (block²,) is a
+    buffer.
     """
     scalar, area = values.dtype.type, block * block
+    end = kept = 0
     for i in range(len(means)):
         top, left = i // columns * stride, i % columns * stride
         mean, own_variance, scale = means[i], variance[i], inverse[i]
-        for line in range(starts[i], starts[i + 1]):
+        begin, end = end, starts[i + 1]
+        starts[i] = kept
+        for line in range(begin, end):
             a = channels[line]
             mean[a] = _center_channel(values, a, top, left, block, centered)
             total = scalar(0)
@@ -87,8 +91,12 @@ def normalize(
                 total += centered[p] * centered[p]
             own_variance[a] = total / scalar(area)
         _invert_deviations(own_variance, mean, overall, channelwise, scale)
-        for line in range(starts[i], starts[i + 1]):
-            a, products = channels[line], covariances[line]
+        for line in range(begin, end):
+            a = channels[line]
+            if scale[a] == 0:
+                continue
+            products, channels[kept] = covariances[kept], a
+            kept += 1
             for b in range(len(mean)):
                 products[b] = 0
             if own_variance[a] == 0:
@@ -101,6 +109,7 @@ def normalize(
                         products[b] += value * (pixel[b] - mean[b])
             for b in range(len(mean)):
                 products[b] *= scale[a] * scale[b] / scalar(area)
+    starts[len(means)] = kept
 
 
 @compile_part
