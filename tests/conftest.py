@@ -15,6 +15,7 @@ from typing import Any
 
 import dask
 import fsspec
+import hypothesis
 import numpy as np
 import psutil
 import pytest
@@ -31,6 +32,9 @@ S3_SECRET = "a-secret-of-this-test"
 os.environ["AWS_METADATA_ENDPOINT"] = "http://127.0.0.1:1"
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["GCE_METADATA_HOST"] = os.environ["GCE_METADATA_IP"] = "127.0.0.1:1"
+# Other tests, and others on this machine, may take its cores for any time.
+hypothesis.settings.register_profile("rescnet", deadline=None)
+hypothesis.settings.load_profile("rescnet")
 
 
 @pytest.fixture

@@ -497,6 +497,16 @@ SPECS: dict[str, Case] = {
         SpecError,
         ['patience=2 has no effect with heads="last"', "Leave it out"],
     ),
+    "precision of integer features": (
+        lambda context: NetworkSpec(features="binary-hash", filters=8, feature_dtype="float16"),
+        SpecError,
+        ["feature_dtype='float16' has no effect", "features are integers", "Leave it out"],
+    ),
+    "precision of features with a kernel": (
+        lambda context: SPEC.replace(head="kernel-ridge", feature_dtype="float16"),
+        SpecError,
+        ["feature_dtype='float16' has no effect", "head=kernel-ridge", "store_dtype='float16'"],
+    ),
     "negative seed": (fit(random_state=-1), SpecError, ["seed=-1 is out of range", "at least 0"]),
     "a word for a seed": (fit(random_state="lucky"), RescnetError, ["random_state='lucky'"]),
 }

@@ -172,6 +172,9 @@ RESULTS = {
     "tiny-imagenet-kernel": Result(
         "TinyImageNet, correlation roots, kernel", "tiny-imagenet", 0.4437, "no copies"
     ),
+    "tiny-imagenet-root-flips": Result(
+        "TinyImageNet, flips, correlation roots", "tiny-imagenet", 0.4591, "flips"
+    ),
     "cifar10-rich": Result("CIFAR-10, flips, shifts", "cifar10", 0.8835, "flips alone"),
     "cifar10-classify": Result(
         "CIFAR-10, the paper's head", "cifar10", 0.8754, "937 layers, stride 1"

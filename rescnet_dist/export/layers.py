@@ -69,6 +69,8 @@ def add_scores(
             for extractor in architecture.extractors
         ]
         features = parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=1)
+        if architecture.feature_dtype == np.float16:
+            features = _round_to_half(graph, features)
         correction = architecture.head.to_onnx(graph, layer.head.arrays, features)
         correction = graph.add("Mul", correction, np.float32(layer.head.rate))
         scores = graph.add("Add", scores, correction) if scores else correction
@@ -125,8 +127,13 @@ def _add_maps(
     if architecture.rectify:
         maps = graph.add("Relu", maps)
     if architecture.store_dtype == "float16":
-        maps = graph.add("Cast", graph.add("Cast", maps, to=HALF), to=FLOAT)
+        maps = _round_to_half(graph, maps)
     return maps
+
+
+def _round_to_half(graph: OnnxGraph, values: str) -> str:
+    """Add values in single precision, rounded to half precision."""
+    return graph.add("Cast", graph.add("Cast", values, to=HALF), to=FLOAT)
 
 
 def _convolve(graph: OnnxGraph, inputs: str, bank: Bank, tower: Tower) -> str:

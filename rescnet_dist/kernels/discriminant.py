@@ -110,9 +110,10 @@ class FeatureMoments:
         if len(features) == 0:
             return self
         n = len(features) if weights is None else float(weights.sum())
-        mean = get_operations(features).column_means(features, weights)
         if self.scatter is not None:
             features = features.astype(self.scatter.dtype, copy=False)
+        mean = get_operations(features).column_means(features, weights)
+        if self.scatter is not None:
             mean = self._add_scatter(features, mean, n, weights)
         if weights is not None:
             targets = targets * asarray_like(weights, targets)[:, None]
@@ -186,11 +187,12 @@ class FeatureMoments:
 def _multiply_targets(targets: Array, features: Array) -> Array:
     """Return targetsᵀ features (K, D) in float64, of targets (n, K) and features (n, D).
 
-    Integer features are converted to single precision, a panel of columns at a time.
+    Features in integers or half precision are converted to single precision, a panel of columns at
+    a time.
     """
     if not targets.shape[1]:
         return get_array_module(features).zeros((0, features.shape[1]))
-    if features.dtype.kind == "f":
+    if features.dtype.kind == "f" and features.dtype.itemsize >= np.dtype(np.float32).itemsize:
         return (targets.T.astype(features.dtype) @ features).astype(np.float64)
     product = get_array_module(features).empty((targets.shape[1], features.shape[1]))
     rows = targets.T.astype(np.float32)

@@ -16,6 +16,7 @@ from rescnet_dist.model.forward import (
 from rescnet_dist.model.graph import OnnxGraph
 from rescnet_dist.model.growth import (
     GrowingLayer,
+    check_features,
     fit_bank,
     fit_first_bank,
     fit_head,
@@ -63,6 +64,7 @@ __all__ = [
     "TrainingRows",
     "View",
     "advance",
+    "check_features",
     "fit_bank",
     "fit_first_bank",
     "fit_head",

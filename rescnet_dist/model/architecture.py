@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from rescnet_dist.errors import SpecError
+from rescnet_dist.errors import DataError, SpecError
 from rescnet_dist.kernels.arrays import Array, get_array_module, on_gpu
 from rescnet_dist.model.bank import BankPart, Tower
 from rescnet_dist.model.components import FeatureExtractor, FilterLearner, check_side
@@ -62,6 +63,8 @@ class Architecture:
         Whether layers get ReLU(maps) of the layer before.
     store_dtype : {"float32", "float16"}
         The precision that maps are rounded to.
+    feature_precision : {"float32", "float16"}
+        The precision that features are rounded to, unless they are integers.
     seed : int
         The seed of the random streams of the filter learners.
     concatenate : bool
@@ -85,6 +88,7 @@ class Architecture:
     minmax: str = "global"
     rectify: bool = False
     store_dtype: str = "float32"
+    feature_precision: str = "float32"
     seed: int = 0
     concatenate: bool = True
     heads: str = "every"
@@ -298,11 +302,11 @@ class Architecture:
 
     @cached_property
     def feature_dtype(self) -> np.dtype[Any]:
-        """The dtype of the features: of integers if those of all extractors are, else float32."""
+        """The dtype of the features: of integers if those of all extractors are, else of floats."""
         dtypes = [extractor.dtype for extractor in self.extractors]
         if all(dtype.kind == "u" for dtype in dtypes):
             return np.result_type(*dtypes)
-        return np.dtype(np.float32)
+        return np.dtype(self.feature_precision)
 
     @property
     def targets(self) -> int:
@@ -510,15 +514,23 @@ class Architecture:
         -------
         ndarray of shape (n, D)
             The features, of `feature_dtype`.
+
+        Raises
+        ------
+        DataError
+            If a feature is too large for `feature_dtype`. On a GPU, `check_features` raises it.
         """
         towers = self.tower_maps(layer)
         if len(self.extractors) == 1:
-            return self.extractors[0](maps, towers)
+            features = self.extractors[0](maps, towers)
+            with _refuse_overflow(self.feature_dtype):
+                return features.astype(self.feature_dtype, copy=False)
         shape, start = (len(maps), self.feature_count(layer)), 0
         features = get_array_module(maps).empty(shape, self.feature_dtype)
         for extractor in self.extractors:
             part = extractor(maps, towers)
-            features[:, start : start + part.shape[1]] = part
+            with _refuse_overflow(self.feature_dtype):
+                features[:, start : start + part.shape[1]] = part
             start += part.shape[1]
         return features
 
@@ -570,6 +582,24 @@ class Architecture:
         for layer in self.distinct_layers:
             for learner, group in self.groups(layer):  # raises if there are too many filters
                 learner.check_group(group)
+
+
+@contextmanager
+def _refuse_overflow(dtype: np.dtype[Any]) -> Iterator[None]:
+    """Raise DataError if the body converts a number that is too large for the dtype."""
+    try:
+        with np.errstate(over="raise"):
+            yield
+    except FloatingPointError:
+        raise feature_overflow(dtype) from None
+
+
+def feature_overflow(dtype: np.dtype[Any]) -> DataError:
+    """Return the error for features that are too large for the dtype of features."""
+    return DataError(
+        f"A feature is larger than {float(np.finfo(dtype).max):g}, the largest number of {dtype}, "
+        'in which features are kept. Use feature_dtype="float32", or images on a smaller scale.'
+    )
 
 
 def _limit_filters(parts: list[BankPart], size: int, channels: int) -> list[int | None]:

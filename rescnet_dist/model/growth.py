@@ -12,7 +12,7 @@ from rescnet_dist.errors import DataError, SpecError
 from rescnet_dist.kernels import FeatureMoments, Whitening, min_max_scale, to_host
 from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module
 from rescnet_dist.kernels.samples import FeatureSamples
-from rescnet_dist.model.architecture import Architecture
+from rescnet_dist.model.architecture import Architecture, feature_overflow
 from rescnet_dist.model.forward import State, TrainingRows, advance, layer_input, zero_scores
 from rescnet_dist.model.head import SampleHead
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale
@@ -281,6 +281,28 @@ def fit_bank(statistics: BankStatistics, architecture: Architecture, layer: int)
     return Bank(low, scale, filters, bias)
 
 
+def check_features(moments: FeatureMoments, architecture: Architecture) -> None:
+    """Raise DataError if features were too large for the precision that they are rounded to.
+
+    On the processor, `Architecture.extract` finds them earlier.
+
+    Parameters
+    ----------
+    moments : FeatureMoments of D features
+        The moments of the features of all training images.
+    architecture : Architecture
+        The network.
+
+    Raises
+    ------
+    DataError
+        If a feature was infinite in half precision.
+    """
+    dtype = architecture.feature_dtype
+    if dtype == np.float16 and not bool(np.isfinite(moments.mean).all()):
+        raise feature_overflow(dtype)
+
+
 def fit_head(
     moments: FeatureMoments | FeatureSamples,
     architecture: Architecture,
@@ -308,6 +330,8 @@ def fit_head(
 
     Raises
     ------
+    DataError
+        If features were too large for their precision.
     SingularError
         If the covariance of the features cannot be factorized with the head's ridge.
     """
@@ -316,6 +340,7 @@ def fit_head(
         assert isinstance(head, SampleHead)
         arrays = head.fit_samples(moments, architecture.classes)
     else:
+        check_features(moments, architecture)
         arrays = head.fit(moments, architecture.classes, whitening)
     if arrays.keys() != head.arrays.keys():
         raise SpecError(

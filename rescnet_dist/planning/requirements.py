@@ -188,6 +188,8 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
         whole += diagonal_bytes(problem.images)
     else:
         per_image += GPU_FEATURE_COPIES * 4 * features
+        if architecture.feature_dtype == np.float16:  # until they are folded in float32
+            per_image += problem.feature_bytes(spec)
         working = plan.chunk_images * per_image
         # The factor of many features is in single precision, in a copy of the scatter.
         factor = 2 if features >= MIN_SINGLE_FEATURES else FACTOR_ACCUMULATORS
@@ -207,7 +209,7 @@ def device_memory(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     working += extractor_bytes(problem, spec, plan.chunk_images) + head_bytes(problem, spec)
     slab_images = min(plan.chunk_images, max(1, GPU_SLAB_BYTES // architecture.image_bytes))
     working += each_bytes(problem, spec, slab_images)
-    if architecture.feature_dtype.kind == "u":  # heads get them in float32
+    if architecture.feature_dtype != np.float32:  # heads get them in float32
         working += 4 * slab_images * features
     working += fitted_view_bytes(problem, spec)
     working = max(working, view_pass_bytes(problem, spec, plan, 1))
@@ -259,6 +261,8 @@ def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     augmenting = AUGMENT_BYTES if problem.copies else 0
     # With tiles or conjugate gradients, features are written while the next ones are computed.
     features = 4 * architecture.features * (FEATURE_COPIES + bool(plan.tile_features))
+    if architecture.feature_dtype == np.float16:  # until they are folded in float32
+        features += problem.feature_bytes(spec)
     if architecture.head.iterative_solver:
         features = problem.feature_bytes(spec) * (FEATURE_COPIES + 1)
     per_image = images + maps + features + 64 * problem.classes
@@ -266,7 +270,7 @@ def chunk_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
     slab_images = min(n, max(1, SLAB_BYTES // architecture.image_bytes))
     buffers += each_bytes(problem, spec, slab_images)
     extracting = extractor_bytes(problem, spec, slab_images)
-    if architecture.feature_dtype.kind == "u":
+    if architecture.feature_dtype != np.float32:
         extracting += 4 * slab_images * architecture.features  # as heads get them
     return n * per_image + SLAB_COPIES * slab + buffers + augmenting + extracting
 

@@ -178,6 +178,13 @@ class NetworkSpec(Spec):
         doc="Precision to which the maps of a layer are rounded before anything is learned "
         "from them, and in which they are stored.",
     )
+    feature_dtype: Literal["float32", "float16"] = option(
+        "float32",
+        help="precision of the features",
+        doc="Precision to which the features of a layer are rounded before anything is learned "
+        "from them, and in which they are kept in memory, or stored for conjugate gradients. "
+        "Counts of binary-hash are integers, and `kernel-ridge` keeps features in `store_dtype`.",
+    )
 
     def __init__(self, **options: Any) -> None:
         defaults = {name: declared.default for name, declared in self.__options__.items()}
@@ -367,6 +374,8 @@ class NetworkSpec(Spec):
         for name in ("bank", "features"):
             if not getattr(self, name):
                 raise SpecError(f"{name} is empty. Give at least one component.")
+        if self.feature_dtype != "float32":
+            self._check_feature_dtype()
         if not self.views:
             raise SpecError(
                 f"bank={format_bank(self.bank)} has no part with a share above 0. Give one a share."
@@ -555,11 +564,25 @@ class NetworkSpec(Spec):
             minmax=self.minmax,
             rectify=self.rectify,
             store_dtype=self.store_dtype,
+            feature_precision=self.feature_dtype,
             seed=seed,
             concatenate=self.concatenate,
             filter_images=self.filter_images,
             heads=self.heads,
         )
+
+    def _check_feature_dtype(self) -> None:
+        """Raise SpecError if features are in another precision than `feature_dtype` anyway."""
+        reason = ""
+        if all(extractor.dtype.kind == "u" for extractor in self.features):
+            reason = "as all features are integers. Leave it out."
+        elif self.head.fits_samples:
+            reason = (
+                f"as head={self.head.name} keeps features in the precision of maps. Leave it out, "
+                f"or use store_dtype={self.feature_dtype!r}."
+            )
+        if reason:
+            raise SpecError(f"feature_dtype={self.feature_dtype!r} has no effect, {reason}")
 
     def check_images(self, height: int, width: int, channels: int) -> None:
         """Raise SpecError if the network cannot be trained on images of this shape.

@@ -26,7 +26,7 @@ from rescnet_dist.kernels import (
     record_columns,
 )
 from rescnet_dist.kernels.cpu.threads import blas_threads
-from rescnet_dist.model import Tally, fit_bank, fit_head
+from rescnet_dist.model import Tally, check_features, fit_bank, fit_head
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.runs.state import RunState
 from rescnet_dist.store import Checksums, checksum, read_block, write_block
@@ -73,6 +73,7 @@ def finish_features(task: Task, merged: ChecksummedStatistics) -> tuple[Tally, C
         if statistics.inputs:
             store_bank(task, fit_bank(statistics.inputs, state.architecture, task.layer + 1))
     moments = statistics.features
+    check_features(moments, state.architecture)
     values = {
         name: (dims, np.asarray(getattr(moments, name))) for name, dims in MOMENT_DIMS.items()
     }

@@ -21,7 +21,7 @@ from rescnet_dist.kernels import (
     tiled_whitening,
 )
 from rescnet_dist.kernels.cpu.threads import blas_threads
-from rescnet_dist.model import Tally, fit_bank, fit_head
+from rescnet_dist.model import Tally, check_features, fit_bank, fit_head
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.store import Checksums, checksum, read_block, write_block
 from rescnet_dist.train.chunks import Reader, feature_path
@@ -69,11 +69,13 @@ def finish_in_tiles(task: Task, merged: Delayed, token: str) -> Delayed:
     return delay("finish", finish_tiled_layer, (), merged, standardizer, factor)
 
 
+@reports_retries
 def summarize_features(
-    _task: Task, merged: ChecksummedStatistics
+    task: Task, merged: ChecksummedStatistics
 ) -> tuple[float, Array, dict[str, Any]]:
     """Return the number of samples, the means (D,), and the checksums of the features by block."""
     moments = merged.statistics.features
+    check_features(moments, load_state(task).architecture)
     return moments.count, moments.mean, merged.checksums.chunks
 
 

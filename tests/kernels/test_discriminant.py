@@ -77,6 +77,25 @@ def test_fold_and_merge_over_any_chunks_equal_whole(cuts, splits, seed):
     assert_moments(merged, features, targets)
 
 
+@pytest.mark.parametrize("scatter", [True, False])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_features_in_half_precision_are_multiplied_in_single(scatter, weighted, rng):
+    """Their moments are those of the same features in single precision."""
+    features = rng.normal(size=(300, 9)).astype(np.float16)
+    targets = rng.normal(size=(300, 4)).astype(np.float32)
+    weights = rng.uniform(0.5, 2, 300) if weighted else None
+    half, single = (
+        FeatureMoments.empty(9, 4, np.float32, scatter=scatter, squares=not scatter).fold(
+            values, targets, weights
+        )
+        for values in (features, features.astype(np.float32))
+    )
+    names = ("count", "mean", "cross", "target_sums", "scatter" if scatter else "squares")
+    for name in names:
+        found, expected = getattr(half, name), getattr(single, name)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
 @given(cuts=st.lists(st.integers(0, 30), max_size=4), seed=st.integers(0, 2**16))
 @settings(max_examples=40, deadline=None)
 def test_whole_weights_equal_repeated_samples(cuts, seed):

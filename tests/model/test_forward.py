@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rescnet_dist.errors import DataError
+from rescnet_dist.kernels import FeatureMoments
 from rescnet_dist.model import (
     Architecture,
     Bank,
@@ -14,6 +16,7 @@ from rescnet_dist.model import (
     Layer,
     State,
     advance,
+    fit_head,
     forward,
     initial_state,
     replay,
@@ -27,6 +30,7 @@ SPECS = {
     "two towers": SPEC.replace(local_contrast=True),
     "classify": SPEC.replace(head="classify", sigma=2.0),
     "half": SPEC.replace(store_dtype="float16", rectify=True),
+    "half features": SPEC.replace(feature_dtype="float16"),
 }
 
 
@@ -120,6 +124,29 @@ def test_advance_changes_what_it_is_asked_for(rng: np.random.Generator) -> None:
     assert after.maps is with_maps.maps
     assert np.abs(after.scores).min() > 0
     assert not with_maps.scores.any()
+
+
+@pytest.mark.parametrize("features", ["second-order", "second-order,first-order"])
+def test_features_are_rounded_to_half_precision(rng: np.random.Generator, features: str) -> None:
+    """They are those in single precision, to the nearest half."""
+    specs = [SPEC.replace(features=features, feature_dtype=f"float{bits}") for bits in (32, 16)]
+    single, half = (spec.architecture((32, 32, 3), 10) for spec in specs)
+    maps = rng.normal(size=(5, 32, 32, 24)).astype(np.float32)
+    found = half.extract(maps, 1)
+    assert found.dtype == half.feature_dtype == np.float16
+    assert np.array_equal(found, single.extract(maps, 1).astype(np.float16))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_features_too_large_for_half_precision_are_refused(rng: np.random.Generator) -> None:
+    """The message names the limit and the remedy."""
+    features = rng.normal(size=(20, 3)).astype(np.float32)
+    features[7, 1] = np.inf
+    targets = rng.normal(size=(20, 10)).astype(np.float32)
+    moments = FeatureMoments.empty(3, 10).fold(features, targets)
+    architecture = SPEC.replace(feature_dtype="float16").architecture((32, 32, 3), 10)
+    with pytest.raises(DataError, match=r'larger than 65504, .* Use feature_dtype="float32"'):
+        fit_head(moments, architecture, 1.0)
 
 
 def test_forward_without_heads_makes_the_same_maps(rng: np.random.Generator) -> None:

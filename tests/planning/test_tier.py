@@ -31,6 +31,9 @@ def test_cached_bytes_are_those_of_the_arrays() -> None:
     half = BIG.replace(store_dtype="float16")
     assert cached_bytes(CIFAR, half, 1) == 32 * 32 * (2 * 50 + 3) + 4 * 17_150 + 4 * 10
     assert cached_bytes(CIFAR, half, 1, features=False) == 32 * 32 * (2 * 50 + 3) + 4 * 10
+    features = BIG.replace(feature_dtype="float16")
+    assert cached_bytes(CIFAR, features, 1) == 32 * 32 * (4 * 50 + 3) + 2 * 17_150 + 4 * 10
+    assert cached_bytes(CIFAR, features, 1, maps=False) == 2 * 17_150
 
 
 def test_counts_are_cached_in_a_byte() -> None:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from cache_cases import RUN, SPEC, Stopped, collect, fit, is_same, read_weights, stop_after
+from cache_cases import RUN, SPEC, Stopped, X, Y, collect, fit, is_same, read_weights, stop_after
 from distributed import Client
 
 from rescnet_dist import ResCNetClassifier, RunSpec
+from rescnet_dist.errors import DataError
 from rescnet_dist.events import (
     ChunkRebuilt,
     Event,
@@ -21,6 +23,7 @@ from rescnet_dist.events import (
     PassRetried,
 )
 from rescnet_dist.model import Architecture
+from rescnet_dist.model.features.second_order import SecondOrder
 from rescnet_dist.planning import choose_tier
 from rescnet_dist.store import RunStore
 from rescnet_dist.train import chunk_cache, loop, verify_run
@@ -108,15 +111,76 @@ def test_random_signs_of_leave_one_out_use_them(
     assert is_same(once, read_weights(tmp_path / "resumed"))
 
 
-def test_maps_in_half_precision_have_features_of_the_same_bits(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("option", ["store_dtype", "feature_dtype"])
+def test_half_precision_has_features_of_the_same_bits(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    """Features are computed from maps that are already rounded."""
-    spec = SPEC.replace(store_dtype="float16", max_layers=3)
+    """Features are computed from maps that are already rounded, or kept as they are rounded."""
+    kept = list[Any]()
+    put_features = ChunkCache.put_features
+
+    def record(self: ChunkCache, start: int, layer: int, features: Any, backend: Any) -> None:
+        kept.append(features.dtype)
+        put_features(self, start, layer, features, backend)
+
+    monkeypatch.setattr(ChunkCache, "put_features", record)
+    spec = SPEC.replace(max_layers=3, **{option: "float16"})
     fit(tmp_path / "once", spec, STORED)
+    assert set(kept) == {np.dtype(spec.feature_dtype)}
     change_tier(monkeypatch, features=False)
     fit(tmp_path / "twice", spec, STORED)
     assert is_same(read_weights(tmp_path / "once"), read_weights(tmp_path / "twice"))
+
+
+@pytest.mark.parametrize(
+    ("options", "run"),
+    [
+        pytest.param({}, RUN, id="exact"),
+        pytest.param({}, RUN.replace(tile_features=64), id="tiles"),
+        pytest.param({"solver": "cg", "cg_iterations": 3}, RUN, id="cg"),
+    ],
+)
+def test_features_in_half_precision_classify_as_well(
+    client: Client, tmp_path: Path, options: dict[str, Any], run: RunSpec
+) -> None:
+    """Scores that training ends with are those of predictions; accuracies are close."""
+    spec = SPEC.replace(max_layers=2, **options)
+    single = fit(tmp_path / "single", spec, run)
+    half = fit(tmp_path / "half", spec.replace(feature_dtype="float16"), run)
+    assert verify_run(tmp_path / "half") == []
+    accuracies = [np.mean(clf.predict(X) == Y) for clf in (single, half)]
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=0.02)
+    weights = [read_weights(tmp_path / name) for name in ("single", "half")]
+    assert not is_same(*weights)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("on_processor", [True, False])
+@pytest.mark.parametrize(
+    ("options", "run"),
+    [
+        pytest.param({}, RUN, id="exact"),
+        pytest.param({}, RUN.replace(tile_features=64), id="tiles"),
+        pytest.param({"solver": "cg"}, RUN, id="cg"),
+    ],
+)
+def test_features_too_large_for_half_precision_end_the_run(
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    run: RunSpec,
+    on_processor: bool,
+) -> None:
+    """Before anything is solved, with a message that names the limit and the remedy.
+
+    A GPU does not say that a number is too large, and features become infinite.
+    """
+    extract, factor = SecondOrder.__call__, 1e6 if on_processor else np.float32(np.inf)
+    monkeypatch.setattr(SecondOrder, "__call__", lambda *a: factor * extract(*a))
+    spec = SPEC.replace(max_layers=1, feature_dtype="float16", **options)
+    with pytest.raises(DataError, match=r'larger than 65504, .* Use feature_dtype="float32"'):
+        fit(tmp_path / "run", spec, run)
 
 
 def test_resumed_run_computes_features_of_its_last_layer_again(

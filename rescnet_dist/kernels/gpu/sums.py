@@ -17,9 +17,10 @@ PARTIAL_SUM_ROWS = 512  # rows that a thread sums
 def column_means(rows: Array, weights: Array | None = None) -> Array:
     """Return the mean (m,) of each column of rows (n, m), weighted if weights (n,) are given.
 
-    It is in float64. Rows need not be contiguous with each other; integers are copied as floats.
+    It is in float64. Rows need not be contiguous with each other; integers and halves are copied in
+    single precision.
     """
-    if rows.dtype.kind == "u":
+    if rows.dtype.kind == "u" or rows.dtype == np.float16:
         rows = rows.astype(np.float32)
     if rows.dtype != np.float32:
         if weights is None:

@@ -80,7 +80,7 @@ def test_filters_are_whitened_training_patches(channels: tuple[int, ...]) -> Non
 
 
 @given(cuts=st.lists(st.integers(0, 24), max_size=5), seed=st.integers(0, 99))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_filters_do_not_depend_on_chunks(cuts: list[int], seed: int) -> None:
     """Drawn patches are the same ones, and moments merge to rounding."""
     images, group = make_images(seed), make_group(seed=seed)
