@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import builtins
+import contextlib
 import ctypes
 import multiprocessing
 import re
@@ -134,6 +135,35 @@ def test_client_sends_promptly(client: Client) -> None:
     assert client.scheduler_comm.interval == before
     with _compat.sending_promptly(SimpleNamespace()):
         pass
+
+
+def test_client_sends_promptly_until_the_last_body_ends(client: Client) -> None:
+    """Bodies of several runs overlap in any order, and may fail."""
+    stream = client.scheduler_comm
+    before = stream.interval
+    first, second = contextlib.ExitStack(), contextlib.ExitStack()
+    for run in (first, second):
+        run.enter_context(_compat.sending_promptly(client))
+    first.close()
+    assert stream.interval == _compat.SEND_SECONDS
+    with pytest.raises(ZeroDivisionError), second:
+        raise ZeroDivisionError
+    assert stream.interval == before
+    assert stream not in _compat._PROMPT_STREAMS
+
+
+def test_subscribe_client(client: Client, scheduler: Scheduler) -> None:
+    """A client is subscribed once; without the method, nothing happens."""
+    events: list[Any] = []
+    client.subscribe_topic("numbers", events.append)
+    _compat.subscribe_client(scheduler, "numbers", client.id)
+    _compat.subscribe_client(SimpleNamespace(), "numbers", client.id)
+    client.log_event("numbers", 1)
+    deadline = time.monotonic() + 10
+    while not events:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert [message for _, message in events] == [1]
 
 
 def test_identify_workers(scheduler: Scheduler) -> None:

@@ -161,8 +161,10 @@ class _Driver:
 
     def close(self) -> None:
         """Free the caches on the workers; a traceback may keep this driver alive."""
-        self.monitor.close()
-        self.caches.release()
+        try:
+            self.monitor.close()
+        finally:
+            self.caches.release()
 
     def history(self) -> History:
         """Return what is committed; the commits are read once, as nobody else writes to the run."""

@@ -16,7 +16,7 @@ from dask.base import tokenize
 from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from rescnet_dist._compat import find_scheduler_plugin, forget_events
+from rescnet_dist._compat import find_scheduler_plugin, forget_events, subscribe_client
 from rescnet_dist.events.bus import EventBus
 from rescnet_dist.events.classes import ChunkDone, ChunkRebuilt, PassRetried
 from rescnet_dist.events.metrics import PassMetrics
@@ -60,7 +60,7 @@ class PassTracker(SchedulerPlugin):
         if msg["kind"] == "store_retried":
             if time.monotonic() - self.store_reported > STORE_REPORT_SECONDS:
                 self.store_reported = time.monotonic()
-                self.report(msg)
+                self.report(msg | {"phase": self.phase, "layer": self.layer})
             return
         if (msg.get("phase"), msg.get("layer")) != (self.phase, self.layer):
             return  # from a pass that was abandoned
@@ -128,10 +128,14 @@ def _remove(scheduler: Any, name: str) -> None:
 
 
 def start_tracking(*arguments: Any, dask_scheduler: Any) -> None:
-    """Install the tracker of a pass on a scheduler, in place of the driver's earlier one."""
+    """Install the tracker of a pass on a scheduler, in place of the driver's earlier one.
+
+    A scheduler that was started again does not know that the driver has subscribed.
+    """
     tracker = PassTracker(dask_scheduler, *arguments)
     _remove(dask_scheduler, tracker.name)
     dask_scheduler.add_plugin(tracker, name=tracker.name)
+    subscribe_client(dask_scheduler, tracker.name, tracker.client)
 
 
 def stop_tracking(name: str, *, dask_scheduler: Any) -> PassMetrics:
@@ -185,16 +189,19 @@ class PassMonitor:
         self.client.run_on_scheduler(start_tracking, *arguments)
 
     def close(self) -> None:
-        """Receive no further messages."""
+        """Receive no further messages; forget the bus, as the client never forgets a handler."""
         if self.is_subscribed and self.client.status == "running":
-            self.client.unsubscribe_topic(self.tracker)
+            with suppress(Exception):  # the connection may be lost
+                self.client.unsubscribe_topic(self.tracker)
         self.is_subscribed = False
+        self.bus = EventBus([])
 
     def __call__(self, event: tuple[float, dict[str, Any]]) -> None:
         """Publish a message of the tracker as an event."""
         message = event[1]
         if message["kind"] == "store_retried":
-            self.bus.publish_nowait(PassRetried(self.phase, self.layer, message["reason"]))
+            retried = PassRetried(message["phase"], message["layer"], message["reason"])
+            self.bus.publish_nowait(retried)
             return
         event_class: Any = ChunkRebuilt if message["kind"] == "rebuilt" else ChunkDone
         names = (field.name for field in fields(event_class))

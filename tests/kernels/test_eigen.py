@@ -39,6 +39,44 @@ def test_bits_are_those_of_scipy(
     assert np.array_equal(matrix, before)
 
 
+@pytest.mark.parametrize("make", [np.asfortranarray, lambda m: m[::-1, ::-1], np.float32])
+def test_any_layout_and_precision(make: Any, rng: np.random.Generator) -> None:
+    """Views are copied; other precisions are left to SciPy."""
+    matrix = make(make_symmetric(rng, 30))
+    found = eigen.leading_eigenvectors(matrix, 4)
+    expected = scipy.linalg.eigh(matrix, subset_by_index=[26, 29])[1]
+    assert np.array_equal(found, expected[:, ::-1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "message"),
+    [
+        ((30, 10), 3, r"3 eigenvectors of a matrix of shape \(30, 10\)"),
+        ((4, 4), 5, "5 eigenvectors"),
+        ((0, 0), 1, "1 eigenvectors"),
+        ((4, 4), -1, "-1 eigenvectors"),
+    ],
+)
+def test_impossible_sizes_are_refused(shape: tuple[int, int], count: int, message: str) -> None:
+    """LAPACK would read and write beyond the matrix."""
+    with pytest.raises(ValueError, match=message):
+        eigen.leading_eigenvectors(np.zeros(shape), count)
+
+
+def test_no_eigenvectors_and_a_number_of_numpy(rng: np.random.Generator) -> None:
+    """None of no rows are none; any integer is a number."""
+    assert eigen.leading_eigenvectors(np.zeros((0, 0)), 0).shape == (0, 0)
+    matrix = make_symmetric(rng, 9)
+    found = eigen.leading_eigenvectors(matrix, np.int64(2))  # type: ignore[arg-type]
+    assert np.array_equal(found, eigen.leading_eigenvectors(matrix, 2))
+
+
+def test_numbers_that_are_not_finite_are_named() -> None:
+    """As the cause of what LAPACK does not find."""
+    with pytest.raises(np.linalg.LinAlgError, match="infinite or NaN"):
+        eigen.leading_eigenvectors(np.full((5, 5), np.nan), 2)
+
+
 def test_metric(rng: np.random.Generator) -> None:
     """Vectors of a generalized problem are orthonormal by the metric."""
     matrix, root = make_symmetric(rng, 20), rng.normal(size=(20, 30))

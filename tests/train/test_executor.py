@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,8 +96,10 @@ def run_numbers(client: Client, folder: Path, listeners: Any = ()) -> Any:
     plan = Plan(FOLDS, 1, FOLDS, split_every=2, solve_threads=1)
     task = Task(RunStore.create(folder / "run", {}), layer=1)
     numbers = Pass("numbers", fold_number, merge_numbers, lambda _task, merged: merged)
-    with EventBus(list(listeners)) as bus:
-        monitor = PassMonitor(task.run, client, bus)
+    with (
+        EventBus(list(listeners)) as bus,
+        closing(PassMonitor(task.run, client, bus)) as monitor,
+    ):
         result, _ = run_pass(numbers, task, [(n,) for n in range(FOLDS)], plan, monitor)
     return result
 

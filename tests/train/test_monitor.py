@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from distributed import Client, LocalCluster
 
+from rescnet_dist.events import ChunkDone, PassRetried
 from rescnet_dist.events.bus import EventBus
 from rescnet_dist.planning import Plan
 from rescnet_dist.planning.requirements import MAX_CHUNK_REPORTS
@@ -90,6 +91,49 @@ def test_driver_that_was_replaced_does_not_stop_the_next_one() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
             driver.log_event(progress_topic(run), make_chunk(1, layer=1))
+
+
+def test_reports_continue_after_a_restart_of_the_scheduler() -> None:
+    """Which does not know that the driver has subscribed; after the end of the run, none come."""
+    run, plan = RunStore(Location.of("memory://restarted")), Plan(20, 10, 1, 2, 1)
+    reports: list[Any] = []
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as driver,
+        EventBus([reports.append]) as bus,
+    ):
+        monitor = PassMonitor(run, driver, bus)
+
+        def count_after(layer: int) -> int:
+            """Report a chunk, and something else after it that arrives in any case."""
+            driver.log_event(progress_topic(run), make_chunk(0, layer=layer))
+            ended.clear()
+            deadline = time.monotonic() + 20
+            while not ended:
+                driver.log_event("end", layer)
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            bus.publish(PassRetried("grow", layer, ""))  # waits for earlier events
+            return sum(isinstance(report, ChunkDone) for report in reports)
+
+        ended: list[int] = []
+        driver.subscribe_topic("end", lambda event: ended.append(event[1]))
+        monitor.start("grow", 1, plan)
+        assert count_after(1) == 1
+        cluster.scheduler.unsubscribe_topic(monitor.tracker, driver.id)
+        monitor.start("grow", 2, plan)
+        assert count_after(2) == 2
+        monitor.close()
+        assert count_after(2) == 2
+
+
+def test_retries_of_the_store_are_those_of_the_pass_that_was_tracked() -> None:
+    """Although the next one may have begun when the message arrives."""
+    log = Log()
+    tracker = PassTracker(log, TOPIC, "client", "grow", 2, 1000)
+    tracker.log_event(TOPIC, {"kind": "store_retried", "reason": "no answer"})
+    (message,) = log.messages
+    assert (message["phase"], message["layer"], message["reason"]) == ("grow", 2, "no answer")
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

@@ -16,9 +16,15 @@ def leading_eigenvectors(matrix: Array, count: int, metric: Array | None = None)
 
     They solve matrix·v = λ·metric·v for symmetric matrices (p, p); the metric is I by default. Only
     without a metric do other threads run, such as the one that feeds a GPU. The bits are those of
-    `scipy.linalg.eigh` in each case.
+    `scipy.linalg.eigh` in each case. Raises ValueError for a matrix that is not square, or another
+    number of eigenvectors than 0 to p, and LinAlgError if LAPACK does not find them.
     """
-    p = len(matrix)
+    p, count = len(matrix), int(count)
+    if matrix.shape != (p, p) or not 0 <= count <= p:
+        raise ValueError(
+            f"{count} eigenvectors of a matrix of shape {matrix.shape} were asked for. Pass a "
+            "square matrix (p, p) and a number from 0 to p."
+        )
     if not count:
         return np.zeros((p, 0))
     routine = load_routine("dsyevr", 21) if metric is None else None
@@ -37,9 +43,12 @@ def leading_eigenvectors(matrix: Array, count: int, metric: Array | None = None)
             work, int_work = np.empty(sizes[0]), np.empty(sizes[1], np.intc)
         arguments = ("V", "I", "L", p, scratch, p, *bounds, *outputs)
         call_routine(routine, *arguments, work, sizes[0], int_work, sizes[1], failed)
+        if failed.value:
+            break
     if failed.value or found.value != count:
+        cause = "" if np.isfinite(matrix).all() else " It has numbers that are infinite or NaN."
         raise np.linalg.LinAlgError(
             f"LAPACK found {found.value} of {count} eigenvectors of a matrix of {p} rows "
-            f"(dsyevr: {failed.value})."
+            f"(dsyevr: {failed.value}).{cause}"
         )
     return np.asarray(vectors[:, ::-1])
