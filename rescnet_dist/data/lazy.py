@@ -175,8 +175,9 @@ def open_images(stored: StoredImages) -> da.Array:
 
 def _read_rows(location: Location, start: int, stop: int) -> Array:
     """Read rows of imported images; raise DataError if they are damaged."""
+    array = location.open_array("images")
     try:
-        return read_region(location.open_array("images"), start, stop)
+        return read_region(array, start, stop)
     except CorruptDataError as error:
         raise DataError(
             f"{location.url} is damaged. {error} `rescnet check` lists all such chunks; import the "

@@ -513,8 +513,9 @@ class Location:
         values = self._read_together(path, names)
         if values is not None:
             return values
+        arrays = {name: self.open_array(f"{path}/{name}") for name in names}
         try:
-            return {name: read_verified(self.open_array(f"{path}/{name}")) for name in names}
+            return {name: read_verified(array) for name, array in arrays.items()}
         except CorruptDataError as error:
             raise CorruptDataError(
                 f"{self.url} is damaged. {error} Restore it from a copy, or train again."

@@ -9,7 +9,8 @@ that its tasks can be run again at any time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +83,26 @@ def finish_features(task: Task, merged: ChecksummedStatistics) -> tuple[Tally, C
     return statistics.tally, task.run.store_checksums(task.layer, lasting).merge(work)
 
 
+class CorruptWorkError(CorruptDataError):
+    """What is stored in the work area of a run is incomplete, altered or stale.
+
+    The features of the layer have to be computed again; nothing else of the run is damaged.
+    """
+
+
+@contextmanager
+def _reading_work() -> Iterator[None]:
+    """Raise CorruptWorkError if what the body reads of the work area is damaged."""
+    try:
+        yield
+    except CorruptDataError as error:
+        problem = str(error)
+    else:
+        return
+    raise CorruptWorkError(problem)
+
+
+@_reading_work()
 def _read_moments(task: Task) -> FeatureMoments:
     """Read the moments of the features of the task's layer."""
     found = task.run.location.read_small("work/moments", tuple(MOMENT_DIMS))
@@ -121,6 +142,7 @@ class StoredIterate:
     error: float
     arrays: Mapping[str, int]
 
+    @_reading_work()
     def read(self, task: Task, name: str, meter: TaskMeter) -> Array:
         """Read one array of the iterate; those of directions are stored with columns of zeros."""
         array = task.run.work(name)
@@ -184,6 +206,7 @@ class FeatureReader:
     checksums: Array
     meter: TaskMeter
 
+    @_reading_work()
     def read(self, chunk: Chunk) -> Array:
         """Return the features (n, D) of a chunk."""
         expected = int(self.checksums[chunk.start // self.array.chunks[0]])
@@ -199,6 +222,7 @@ def _load_checksums(task: Task, chunks: int) -> Array:
     would send as many bytes through the driver as there are chunks.
     """
 
+    @_reading_work()
     def load() -> Array:
         record = task.run.read_work_record("grown")
         found = []
@@ -239,7 +263,8 @@ def multiply_group(
     state = load_state(task)
     reader, backend = Reader.of(task, group, state, 0), state.backend
     meter, cache = reader.meter, cache or ChunkCache()
-    array = task.run.work("features")
+    with _reading_work():
+        array = task.run.work("features")
     feature_reader = FeatureReader(array, _load_checksums(task, state.plan.chunks), meter)
 
     def get_features(chunk: Chunk) -> Array:

@@ -343,8 +343,8 @@ class Reader:
     ) -> ChunkState:
         """Recompute a chunk that the store has lost from the images, and write it again."""
         run, layer, start = self.task.run, self.step, chunk.start
-        maps, scores = self._replay(source, chunk, None, 0)
         arrays = run.maps(layer, write=True), run.scores(layer, write=True)
+        maps, scores = self._replay(source, chunk, None, 0)
         get = self.backend.get
         stored = get(maps).astype(arrays[0].dtype, copy=False), get(scores)
         for array, values in zip(arrays, stored, strict=True):

@@ -319,7 +319,7 @@ class _Driver:
             context = self.run, self.state.plan, solver, task
             solve = Solve(*context, self.compute_parts, self.caches.keys)
             return solve.run_iterations(save)
-        except CorruptDataError as error:
+        except cg_tasks.CorruptWorkError as error:
             self.claim.check()
             self.run.remove_work()
             raise CorruptDataError(

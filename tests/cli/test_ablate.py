@@ -144,6 +144,19 @@ def test_settings_and_estimates_are_printed_before_the_training(
     assert "settings of all networks: " not in run(*words, "-q").stderr
 
 
+def test_layers_that_are_grown_are_not_estimated(client: Client, tmp_path: Path) -> None:
+    """Those of a network whose training was interrupted."""
+    data, out = stored_digits(tmp_path, 60, 60), tmp_path / "out"
+    words = ("ablate", "filters", data, "-o", out, "--values", "3,4", *SMALL, "0.2")
+    assert run(*words).exit_code == 0
+    for name in ("result.json", "commits/0002.json"):
+        (out / "filters-3" / name).unlink()
+    again = run(*words)
+    assert again.exit_code == 0, again.output
+    assert "3 filters: at most 2 layers, of which 1 are grown, about" in again.stderr
+    assert "4 filters: at most" not in again.stderr
+
+
 def test_help_names_the_extra() -> None:
     """Matplotlib is not installed with the package."""
     assert 'pip install "rescnet-dist[plot]"' in " ".join(run("ablate", "--help").stdout.split())

@@ -15,7 +15,7 @@ import pytest
 from test_direct import VECTORS, add_tile_in_bounds
 
 from rescnet_dist.kernels import second_order_features
-from rescnet_dist.kernels.cpu import blocks, direct, pooling, tiles, windows
+from rescnet_dist.kernels.cpu import blocks, deviations, direct, pooling, tiles, windows
 from rescnet_dist.kernels.cpu.aligned import aligned_zeros
 from rescnet_dist.kernels.cpu.vectors import LANES, TILE_ROWS
 from rescnet_dist.kernels.pooling import second_order_bytes
@@ -135,3 +135,34 @@ def test_bytes_of_buffers_are_at_least_those_allocated(grid, vectors, monkeypatc
     assert sum(allocated) < expected + MAX_SLACK_BYTES
     if vectors == "avx512":
         assert sum(allocated) > 0.95 * expected
+
+
+@pytest.mark.parametrize("channelwise", [True, False])
+def test_channels_without_variance_are_not_computed_again(
+    rng: np.random.Generator, *, channelwise: bool
+) -> None:
+    """They are multiplied by 0 if each channel has its own deviation.
+
+    Of two blocks, the first has a constant channel, the second one that hardly varies.
+    """
+    values = rng.normal(size=(4, 8, 3)).astype(np.float32)
+    values[:, :4, 1] = 2
+    values[:, 4:, 2] = 5 + 1e-3 * values[:, 4:, 2]
+    by_block = values.reshape(4, 2, 4, 3).transpose(1, 0, 2, 3).reshape(2, 16, 3)
+    means, variance, inverse = np.empty((3, 2, 3), np.float32)
+    starts, channels = np.empty(3, np.int64), np.empty(6, np.int32)
+    found = deviations.find_recomputed(
+        by_block.sum(axis=1), (by_block**2).sum(axis=1), 16, means, variance, starts, channels
+    )
+    assert (found, starts.tolist(), channels[:2].tolist()) == (2, [0, 1, 2], [1, 2])
+    covariances, overall = np.zeros((2, 3), np.float32), np.zeros(3, np.float32)
+    deviations.normalize(
+        values, overall, 2, 4, 4, channelwise, starts, channels, np.empty(16, np.float32),
+        means, variance, inverse, covariances,
+    )  # fmt: skip
+    kept = [2] if channelwise else [1, 2]
+    assert starts.tolist() == ([0, 0, 1] if channelwise else [0, 1, 2])
+    assert channels[: len(kept)].tolist() == kept
+    centered = by_block[1].astype(float) - by_block[1].mean(axis=0, dtype=float)
+    expected = centered.T @ centered[:, 2] / 16 * inverse[1] * inverse[1, 2]
+    np.testing.assert_allclose(covariances[len(kept) - 1], expected, rtol=1e-3, atol=1e-6)

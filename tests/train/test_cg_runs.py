@@ -24,7 +24,7 @@ from training_cases import PLAN, REGRESS, SPEC, Array, X, fit
 from rescnet_dist import NetworkSpec, ResCNetClassifier, load_digits
 from rescnet_dist.dashboard.progress import TerminalProgress
 from rescnet_dist.errors import ClusterLostError, CorruptDataError, StoreReadError
-from rescnet_dist.events import Accuracy, PassMetrics, SolverIteration
+from rescnet_dist.events import Accuracy, ChunkDone, Event, PassMetrics, SolverIteration
 from rescnet_dist.model import Calibration, ConjugateGradients
 from rescnet_dist.planning import Plan, choose_tier
 from rescnet_dist.store import RunStore, get_reporter
@@ -286,6 +286,28 @@ def test_damaged_features_are_computed_again(
         with pytest.raises(CorruptDataError, match=r"work/features are missing or altered.*Resume"):
             fit(store, SHORT, PLAN.replace(maps="store"))
     ResCNetClassifier.resume(store)
+    assert_same_bits(read_model(store), short_model)
+
+
+def test_damage_elsewhere_leaves_the_features_alone(
+    client: Client, tmp_path: Path, short_model: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once that is repaired, a resumed run continues with them."""
+    store, real_run = tmp_path / "run", loop.Solve.run_iterations
+
+    def fail(solve: Any, save: Any) -> Any:
+        if RunStore.open(store).commits()[-1]["step"] < 1:
+            return real_run(solve, save)
+        raise CorruptDataError("data/labels are altered.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Solve, "run_iterations", fail)
+        with pytest.raises(CorruptDataError, match=r"data/labels are altered\.$"):
+            fit(store, SHORT, PLAN)
+    assert RunStore.open(store).work("features").shape[0]
+    grown: list[Event] = []
+    ResCNetClassifier.resume(store, listeners=[grown.append])
+    assert not [e for e in grown if isinstance(e, ChunkDone) and e.phase == "grow"]
     assert_same_bits(read_model(store), short_model)
 
 

@@ -123,22 +123,31 @@ def describe_settings(ablation: Ablation, base: NetworkSpec) -> str:
 
 
 def print_estimates(ablation: Ablation, checked: Sequence[CheckedRun], client: Client) -> None:
-    """Print what each network that is not trained yet takes, and the time of all, if measured."""
+    """Print what each network that is not finished takes, and the time of all, if measured."""
     total = 0.0
     for entry, variant in zip(checked, ablation.variants, strict=True):
-        if entry.stored:
+        if is_finished(entry):
             continue
+        grown = max(0, len(entry.store.commits()) - 1) if entry.stored else 0
         with show_status("measuring"):
             found = forecast(entry.data, entry.spec, entry.run_spec, client, store=entry.store.url)
         parts = [f"at most {pluralize(found.max_layers, 'layer')}"]
-        if found.layer_seconds is not None and found.seconds is not None:
+        if grown:
+            parts.append(f"of which {grown} are grown")
+        if found.layer_seconds is not None:
+            seconds = found.layer_seconds * max(0, found.max_layers - grown)
             parts.append(f"about {format_time(found.layer_seconds)} per layer")
-            parts.append(f"{format_time(found.seconds)} for all")
-            total += found.seconds
+            parts.append(f"{format_time(seconds)} for all")
+            total += seconds
         parts.append(f"{format_bytes(found.traffic.store)} in the store at most")
         click.echo(f"{variant.label}: {', '.join(parts)}", err=True)
     if total:
         click.echo(f"all networks: about {format_time(total)}, if all layers are grown", err=True)
+
+
+def is_finished(run: CheckedRun) -> bool:
+    """Return whether a run is in the store, and has grown all its layers."""
+    return bool(run.stored and (run.store.result() or {}).get("reason"))
 
 
 def check_variant(
@@ -153,7 +162,7 @@ def check_variant(
         for other in filter(is_ablation_run, folder.names()):
             with suppress(StoreError):  # of another network
                 found = check_run((folder / other).url, *asked, source=source, or_resume=True)
-                if found.stored and (found.store.result() or {}).get("reason"):
+                if found.stored and is_finished(found):
                     own = RunSpec.from_stored(found.stored["run"])
                     kept = {option: getattr(own, option) for option in CHANGEABLE}
                     return replace(found, run_spec=found.run_spec.replace(**kept))

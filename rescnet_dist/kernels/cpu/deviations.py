@@ -73,8 +73,8 @@ def normalize(
     For channels that are recomputed, means and variance (blocks, f) are corrected, and the
     normalized covariances with all channels are written to covariances (recomputed, f). starts and
     channels are those of `find_recomputed`; channels that are multiplied by 0, as many are after a
-    ReLU, are removed from them. `columns` is the number of blocks in a row; centered (block²,) is a
-    buffer.
+    ReLU, are removed from them: the squares of values (H, W, f) must be finite. `columns` is the
+    number of blocks in a row; centered (block²,) is a buffer.
     """
     scalar, area = values.dtype.type, block * block
     end = kept = 0

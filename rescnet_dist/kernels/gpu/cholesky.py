@@ -11,10 +11,8 @@ import numpy as np
 
 from rescnet_dist._compat import load_cuda_library
 from rescnet_dist.kernels.gpu.device import (
-    ALIGNMENT_NUMBERS,
     PRODUCT_PARTS,
     Array,
-    align,
     load_module,
     transpose,
     using_matmul_precision,
@@ -26,6 +24,7 @@ cublas, get_cublas_handle = load_cuda_library("cublas")
 cusolver, get_cusolver_handle = load_cuda_library("cusolver")
 
 LOWER = cublas.CUBLAS_FILL_MODE_LOWER
+TRIANGLE_TILE, TRIANGLE_LINES = 32, 8  # rows and columns of a tile of triangles.cu; rows at a time
 FACTORS = {value: np.array(value, np.float32) for value in (1, -1, 0)}  # of products
 
 
@@ -338,7 +337,12 @@ def _scale(square: Array, root: Array, diagonal: Array, lower: Array) -> None:
 def _run_on_tiles(name: str, source: Array, target: Array, rest: tuple[Any, ...]) -> None:
     """Run a kernel of triangles.cu for all tiles of two square matrices."""
     types = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
-    definitions = ("SOURCE", types[source.dtype]), ("TARGET", types[target.dtype])
-    tiles = align(len(source)) // ALIGNMENT_NUMBERS
+    definitions = (
+        ("SOURCE", types[source.dtype]),
+        ("TARGET", types[target.dtype]),
+        ("TILE", TRIANGLE_TILE),
+        ("LINES", TRIANGLE_LINES),
+    )
+    tiles = -(-len(source) // TRIANGLE_TILE)
     kernel = load_module("triangles", definitions).get_function(name)
-    kernel((tiles, tiles), (32, 8), (source, target, *rest))
+    kernel((tiles, tiles), (TRIANGLE_TILE, TRIANGLE_LINES), (source, target, *rest))

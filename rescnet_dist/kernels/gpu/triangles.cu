@@ -1,9 +1,7 @@
 // Transposed copies of a triangle of a square matrix in Fortran order. Tiles go through shared
 // memory, so that both reading and writing are contiguous. The host defines SOURCE and TARGET, the
-// types of numbers. Matrices may have the same memory.
-
-#define TILE 32
-#define LINES 8
+// types of numbers, the side TILE of a tile, and LINES, of which TILE is a multiple, that are copied
+// at a time. Matrices may have the same memory.
 
 // Write the lower triangle of source (side, side) to the strict upper one of target. With `panel`,
 // blocks of this side on the diagonal are written as a whole.
