@@ -28,7 +28,9 @@ CHANGES: list[dict[str, Any]] = [
     {},
     {"store_dtype": "float16", "local_contrast": True, "pairs": "tower", "rectify": True},
     {"bank": "pca:0.5@zca,pca:0.5@gcn"},
+    {"feature_dtype": "float16"},
 ]
+NAMES = ["plain", "half maps, towers", "learned views", "half features"]
 
 
 def read_weights(url: Path) -> list[Any]:
@@ -44,7 +46,7 @@ class Stopped(KeyboardInterrupt):
     """Raised by a listener to stop a run."""
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=["plain", "half maps, towers", "learned views"])
+@pytest.mark.parametrize("change", CHANGES, ids=NAMES)
 @pytest.mark.parametrize("maps", ["memory", "store"])
 def test_resumed_run_equals_uninterrupted_run(
     client: Client, backend: Backend, tmp_path: Path, maps: str, change: dict[str, Any]
