@@ -44,8 +44,8 @@ def ablate_command() -> None:
     network that another ablation has trained in this folder with the same settings is not trained
     again.
 
-    The settings and an estimate of the time are printed before the training starts. The figure
-    needs matplotlib: pip install "rescnet-dist[plot]".
+    The settings and an estimate of the time are printed before the training starts, unless --quiet
+    or --json are given. The figure needs matplotlib: pip install "rescnet-dist[plot]".
 
     NAME.json has the accuracy of each network by layer. NAME.png draws them next to what the paper
     reports. Depth is chosen by the validation images; test images are only drawn.

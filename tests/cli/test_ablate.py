@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from distributed import Client
 from PIL import Image
 
 import rescnet_dist as rd
+from rescnet_dist.cli.actions import ablate
 from tests.commands import run, stored_digits
 
 SMALL = ("--max-layers", "2", "--block", "14", "--stride", "14", "--sigma", "2", "--validation")
@@ -153,8 +155,25 @@ def test_layers_that_are_grown_are_not_estimated(client: Client, tmp_path: Path)
         (out / "filters-3" / name).unlink()
     again = run(*words)
     assert again.exit_code == 0, again.output
-    assert "3 filters: at most 2 layers, of which 1 are grown, about" in again.stderr
+    assert "3 filters: at most 2 layers, of which 1 is grown, about" in again.stderr
+    assert " for the others, " in again.stderr
     assert "4 filters: at most" not in again.stderr
+    assert f"4 filters: {out / 'filters-4'}, already trained" in again.stderr
+
+
+def test_interrupted_ablation_is_continued_by_the_same_command(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`rescnet resume` would train one network only."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ablate, "begin_or_resume", interrupt)
+    data = stored_digits(tmp_path, 60, 60)
+    result = run("ablate", "filters", data, "-o", tmp_path, "--values", "3", *SMALL, "0", "-q")
+    assert result.exit_code == 130
+    assert "interrupted; run the same command again, which continues" in result.output
 
 
 def test_help_names_the_extra() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from rescnet_dist.cli.clusters import training_cluster
 from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.reporting import ReportOptions, open_listeners, open_reporter
 from rescnet_dist.cli.resolve import is_automatic, resolve_specs
+from rescnet_dist.cli.signals import Terminated
 from rescnet_dist.cli.status import show_status
 from rescnet_dist.dashboard.ablations import (
     ABLATIONS,
@@ -88,8 +89,9 @@ def ablate(
         for entry, variant in zip(checked, ablation.variants, strict=True):
             url = entry.store.url
             if not is_silent:
-                click.echo(f"{variant.label}: {mask_secrets(url)}", err=True)
-            with open_listeners(url, reporter, client) as listeners:
+                already = ", already trained" if is_finished(entry) else ""
+                click.echo(f"{variant.label}: {mask_secrets(url)}{already}", err=True)
+            with hint_to_repeat(), open_listeners(url, reporter, client) as listeners:
                 runs.append(begin_or_resume(entry, client, listeners))
         with show_status("test accuracy", quiet=quiet):
             record = make_record(ablation, data, base, run_spec, runs)
@@ -133,16 +135,28 @@ def print_estimates(ablation: Ablation, checked: Sequence[CheckedRun], client: C
             found = forecast(entry.data, entry.spec, entry.run_spec, client, store=entry.store.url)
         parts = [f"at most {pluralize(found.max_layers, 'layer')}"]
         if grown:
-            parts.append(f"of which {grown} are grown")
+            parts.append(f"of which {grown} {'is' if grown == 1 else 'are'} grown")
         if found.layer_seconds is not None:
             seconds = found.layer_seconds * max(0, found.max_layers - grown)
             parts.append(f"about {format_time(found.layer_seconds)} per layer")
-            parts.append(f"{format_time(seconds)} for all")
+            parts.append(f"{format_time(seconds)} for {'the others' if grown else 'all'}")
             total += seconds
         parts.append(f"{format_bytes(found.traffic.store)} in the store at most")
         click.echo(f"{variant.label}: {', '.join(parts)}", err=True)
     if total:
         click.echo(f"all networks: about {format_time(total)}, if all layers are grown", err=True)
+
+
+@contextmanager
+def hint_to_repeat() -> Iterator[None]:
+    """Name the command that continues an ablation in interruptions: not that of one network."""
+    hint = "run the same command again, which continues with this network"
+    try:
+        yield
+    except Terminated:
+        raise Terminated(hint) from None
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(hint) from None
 
 
 def is_finished(run: CheckedRun) -> bool:
