@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rescnet_dist.errors import DataError, SingularError
+from rescnet_dist.errors import SingularError
 from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module, on_gpu
 from rescnet_dist.kernels.backend import get_operations
 from rescnet_dist.kernels.discriminant import FeatureMoments
-from rescnet_dist.kernels.solving import inverse_deviations
+from rescnet_dist.kernels.solving import inverse_deviations, overflow_error
 
 PRODUCT_FEATURES = 4096  # columns of the features whose products are summed at a time
 KERNEL_PANEL_COLUMNS = 1024  # columns of the matrix of pairs that are computed at a time
@@ -154,11 +154,7 @@ class FeatureSamples:
         moments = self.moments
         assert moments.squares is not None
         if not bool(np.isfinite(moments.squares).all()):
-            largest = float(np.finfo(self.dtype).max)
-            raise DataError(
-                f"A feature is larger than {largest:g}, the largest number of {self.dtype}, in "
-                'which features are kept. Use store_dtype="float32", or images on a smaller scale.'
-            )
+            raise overflow_error(np.dtype(self.dtype), "store_dtype")
         scale = inverse_deviations(moments.squares / moments.count, moments.mean)
         return FeatureScaling(moments.mean.astype(np.float32), scale.astype(np.float32))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from rescnet_dist.errors import SingularError
+from rescnet_dist.errors import DataError, SingularError
 from rescnet_dist.kernels.arrays import Array
 
 MIN_SINGLE_FEATURES = 2048  # fewer are quick to factorize in double precision
@@ -68,6 +69,14 @@ def inverse_deviations(variance: Array, mean: Array) -> Array:
     live = deviation > 1e-7 * (float(deviation.max()) or 1)
     live &= deviation > MIN_DEVIATION_FRACTION * abs(mean)
     return _divide_where(np.ones_like(deviation), deviation, live)
+
+
+def overflow_error(dtype: np.dtype[Any], option: str) -> DataError:
+    """Return the error for features that are too large for the dtype that an option gives them."""
+    return DataError(
+        f"A feature is larger than {float(np.finfo(dtype).max):g}, the largest number of {dtype}, "
+        f'in which features are kept. Use {option}="float32", or images on a smaller scale.'
+    )
 
 
 def singular_error(features: int, samples: float, ridge: float) -> SingularError:

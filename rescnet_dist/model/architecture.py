@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from rescnet_dist.errors import DataError, SpecError
+from rescnet_dist.errors import SpecError
 from rescnet_dist.kernels.arrays import Array, get_array_module, on_gpu
+from rescnet_dist.kernels.solving import overflow_error
 from rescnet_dist.model.bank import BankPart, Tower
 from rescnet_dist.model.components import FeatureExtractor, FilterLearner, check_side
 from rescnet_dist.model.each_channel import EachChannel
@@ -591,15 +592,7 @@ def _refuse_overflow(dtype: np.dtype[Any]) -> Iterator[None]:
         with np.errstate(over="raise"):
             yield
     except FloatingPointError:
-        raise feature_overflow(dtype) from None
-
-
-def feature_overflow(dtype: np.dtype[Any]) -> DataError:
-    """Return the error for features that are too large for the dtype of features."""
-    return DataError(
-        f"A feature is larger than {float(np.finfo(dtype).max):g}, the largest number of {dtype}, "
-        'in which features are kept. Use feature_dtype="float32", or images on a smaller scale.'
-    )
+        raise overflow_error(dtype, "feature_dtype") from None
 
 
 def _limit_filters(parts: list[BankPart], size: int, channels: int) -> list[int | None]:

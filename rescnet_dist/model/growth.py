@@ -12,7 +12,8 @@ from rescnet_dist.errors import DataError, SpecError
 from rescnet_dist.kernels import FeatureMoments, Whitening, min_max_scale, to_host
 from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module
 from rescnet_dist.kernels.samples import FeatureSamples
-from rescnet_dist.model.architecture import Architecture, feature_overflow
+from rescnet_dist.kernels.solving import overflow_error
+from rescnet_dist.model.architecture import Architecture
 from rescnet_dist.model.forward import State, TrainingRows, advance, layer_input, zero_scores
 from rescnet_dist.model.head import SampleHead
 from rescnet_dist.model.layer import Bank, FittedHead, ImageScale
@@ -300,7 +301,7 @@ def check_features(moments: FeatureMoments, architecture: Architecture) -> None:
     """
     dtype = architecture.feature_dtype
     if dtype == np.float16 and not bool(np.isfinite(moments.mean).all()):
-        raise feature_overflow(dtype)
+        raise overflow_error(dtype, "feature_dtype")
 
 
 def fit_head(

@@ -96,10 +96,7 @@ def _reading_work() -> Iterator[None]:
     try:
         yield
     except CorruptDataError as error:
-        problem = str(error)
-    else:
-        return
-    raise CorruptWorkError(problem)
+        raise CorruptWorkError(str(error)) from None
 
 
 @_reading_work()

@@ -143,7 +143,7 @@ def test_half_precision_has_features_of_the_same_bits(
 def test_features_in_half_precision_classify_as_well(
     client: Client, tmp_path: Path, options: dict[str, Any], run: RunSpec
 ) -> None:
-    """Scores that training ends with are those of predictions; accuracies are close."""
+    """What is stored is verified; weights are others, and accuracies are close."""
     spec = SPEC.replace(max_layers=2, **options)
     single = fit(tmp_path / "single", spec, run)
     half = fit(tmp_path / "half", spec.replace(feature_dtype="float16"), run)
