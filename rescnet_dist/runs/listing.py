@@ -12,6 +12,7 @@ from typing import Any
 
 from rescnet_dist.errors import (
     CorruptDataError,
+    SpecError,
     StoreError,
     StorePermissionError,
     StoreReadError,
@@ -21,6 +22,7 @@ from rescnet_dist.errors import (
 from rescnet_dist.events.metrics import Accuracy
 from rescnet_dist.formatting import url_name
 from rescnet_dist.runs.history import History, chosen_depth, find_contradiction
+from rescnet_dist.spec import NetworkSpec
 from rescnet_dist.store import (
     RUN_FORMAT,
     Location,
@@ -50,6 +52,7 @@ class ListedRun:
     depth: int | None = None
     train: float | None = None
     validation: float | None = None
+    leave_one_out: bool | None = None
     updated: float | None = None
     bytes: int | None = None
 
@@ -74,7 +77,8 @@ def find_runs(url: str | os.PathLike[str] = "runs") -> list[dict[str, Any]]:
           this user cannot read it; and "problem", the error message.
         - "layers": number of layers grown, and "max_layers".
         - "depth": chosen depth, or the best so far.
-        - "train" and "validation": accuracies at that depth.
+        - "train" and "validation": accuracies at that depth, and "leave_one_out": whether that on
+          the training images is a leave-one-out accuracy.
         - "updated": time of the last commit, otherwise of creation, in seconds since 1970.
         - "bytes": size of the store.
 
@@ -92,8 +96,8 @@ def find_runs(url: str | os.PathLike[str] = "runs") -> list[dict[str, Any]]:
     return scan_runs(url)[0]
 
 
-def scan_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int]:
-    """Return the list of `find_runs`, and the number of other files and stores skipped."""
+def scan_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the list of `find_runs`, and the names of other files and stores, sorted."""
     top = Location.of(url)
     with limit_retries(FIRST_RETRY_SECONDS):
         entries = top.list_entries()
@@ -107,34 +111,43 @@ def scan_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int]:
             missing_path=is_path(top.url),
         )
     runs: list[ListedRun] = []
-    skipped, level = 0, [top]
+    skipped: list[Location] = []
+    level = [top]
     with ThreadPoolExecutor(MAX_CONCURRENT_READS) as pool:
         for depth in range(MAX_FOLDER_DEPTH + 1):
             inspected = list(pool.map(lambda location: _inspect(location, top), level))
             runs += [run for run, _, _ in inspected if run]
-            skipped += sum(others for _, _, others in inspected)
+            skipped += [location for _, _, others in inspected for location in others]
             level = [location for _, folders, _ in inspected for location in folders]
             if depth == MAX_FOLDER_DEPTH:
-                skipped += len(level)
-    return [asdict(run) for run in sorted(runs, key=lambda run: run.name)], skipped
+                skipped += level
+    names = sorted(_name_below(top, location) for location in skipped)
+    return [asdict(run) for run in sorted(runs, key=lambda run: run.name)], names
 
 
-def _inspect(location: Location, top: Location) -> tuple[ListedRun | None, list[Location], int]:
-    """Return the run at a location; or the folders in it, and the number of other entries."""
-    listed = ListedRun(location.url[len(top.url) :].strip("/") or url_name(str(top)), str(location))
+def _name_below(top: Location, location: Location) -> str:
+    """Return the name of a location below another, or the name of that one itself."""
+    return location.url[len(top.url) :].strip("/") or url_name(str(top))
+
+
+def _inspect(
+    location: Location, top: Location
+) -> tuple[ListedRun | None, list[Location], list[Location]]:
+    """Return the run at a location; or the folders in it, and the other entries."""
+    listed = ListedRun(_name_below(top, location), str(location))
     try:
         names = location.list_entries() or {}
         if _is_run(location, names):
             _fill_in(listed, location)
-            return listed, [], 0
+            return listed, [], []
     except StoreReadError as error:  # such as missing rights to one folder of many
         listed.problem = str(error)
-        return listed, [], 0
+        return listed, [], []
     if ZARR_FILES & names.keys():
-        return None, [], 1
+        return None, [], [location]
     visible = [name for name in names if not name.startswith(".")]
     folders = [location / name for name in visible if names[name]]
-    return None, folders, len(visible) - len(folders)
+    return None, folders, [location / name for name in visible if not names[name]]
 
 
 def _is_run(location: Location, names: dict[str, bool]) -> bool:
@@ -186,6 +199,9 @@ def _read_attributes(listed: ListedRun, run: RunStore, claimed: bool) -> None:
         raise _FormatVersionError(str(error)) from None
     with translate_attribute_errors(run.location):
         listed.max_layers = int(attributes["network"]["max_layers"])
+        with suppress(SpecError, TypeError):  # such as a head that is not installed here
+            spec = NetworkSpec.from_stored(attributes["network"])
+            listed.leave_one_out = spec.head.leave_one_out_scores
         created = attributes.get("provenance", {}).get("created")
         listed.updated = datetime.fromisoformat(created).timestamp() if created else None
     if not (claimed or attributes.get("data_complete")):

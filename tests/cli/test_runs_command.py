@@ -138,7 +138,7 @@ def test_run_is_running_while_its_driver_is_alive(folder: Path) -> None:
     assert (states["b-done"], states["new"]) == ("done", "damaged")
 
 
-def test_command_lists_runs_and_counts_others(folder: Path) -> None:
+def test_command_lists_runs_and_names_others(folder: Path) -> None:
     """Problems are printed in full below the table; JSON has everything."""
     edit_attributes(folder / "b-done/zarr.json", provenance={})
     result = run("runs", folder)
@@ -153,10 +153,27 @@ def test_command_lists_runs_and_counts_others(folder: Path) -> None:
         assert done.split("│")[column].strip() == f"{100 * described[key]:.2f}"
     assert "version: unreadable: " in result.stdout
     assert "install a newer release" in result.stdout
-    assert "skipped 3 other objects" in result.stderr  # note.txt, data.zarr, a/b/c/d
+    assert "skipped 3 other objects: a/b/c/d, data.zarr, note.txt\n" in result.stderr
     found = json.loads(run("runs", folder, "--json").stdout)
     assert (found["others"], len(found["runs"])) == (3, 7)
     assert found["runs"] == rd.find_runs(folder)
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"), [("leave-one-out", True), ("regress", False), ("not-installed", None)]
+)
+def test_leave_one_out_accuracies_are_marked(
+    finished_run: Path, tmp_path: Path, head: str, expected: bool | None
+) -> None:
+    """They are lower than training accuracies, and must not be compared with these."""
+    shutil.copytree(finished_run, tmp_path / "run")
+    network = json.loads((tmp_path / "run/zarr.json").read_text())["attributes"]["network"]
+    edit_attributes(tmp_path / "run/zarr.json", network=network | {"head": head})
+    (found,) = rd.find_runs(tmp_path)
+    assert (found["state"], found["leave_one_out"]) == ("done", expected)
+    assert (f"{100 * found['train']:.2f} (leave-one-out)" in run("runs", tmp_path).stdout) is bool(
+        expected
+    )
 
 
 def test_sort_orders(folder: Path) -> None:
@@ -202,7 +219,10 @@ def test_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "file is a file. A folder or bucket is needed. Check the path" in result.stderr
     result = run("runs", tmp_path)
     assert (result.exit_code, result.stdout) == (0, f"no runs in {tmp_path}\n")
-    assert "skipped 1 other object" in result.stderr
+    assert "skipped 1 other object: file\n" in result.stderr
+    for name in "abc":
+        (tmp_path / name).touch()
+    assert "skipped 4 other objects: a, b, c, …\n" in run("runs", tmp_path).stderr
     assert run("runs", "no-such-protocol://x").exit_code == 2
 
 

@@ -14,9 +14,10 @@ from rich.text import Text
 
 from rescnet_dist.cli.status import show_status
 from rescnet_dist.errors import mask_secrets, pluralize
-from rescnet_dist.formatting import format_bytes
+from rescnet_dist.formatting import format_bytes, train_suffix
 from rescnet_dist.runs import scan_runs
 
+MAX_NAMED_OBJECTS = 3  # of those that are not runs
 FILE_COLUMNS = 1000  # width of the table without a terminal, so that nothing is cut off
 
 
@@ -44,7 +45,7 @@ def runs(url: str, order: str, as_json: bool) -> None:
         runs.sort(key=lambda run: run["state"])
     if as_json:
         click.echo(
-            json.dumps({"url": mask_secrets(url), "runs": runs, "others": skipped}, indent=1)
+            json.dumps({"url": mask_secrets(url), "runs": runs, "others": len(skipped)}, indent=1)
         )
         return
     if runs:
@@ -58,7 +59,14 @@ def runs(url: str, order: str, as_json: bool) -> None:
     if not runs:
         click.echo(f"no runs in {mask_secrets(url)}")
     if skipped:
-        click.echo(f"skipped {pluralize(skipped, 'other object')}", err=True)
+        click.echo(
+            f"skipped {pluralize(len(skipped), 'other object')}: {_name_few(skipped)}", err=True
+        )
+
+
+def _name_few(names: list[str]) -> str:
+    """Return the first names, and a sign that there are more."""
+    return ", ".join(names[:MAX_NAMED_OBJECTS]) + ", …" * (len(names) > MAX_NAMED_OBJECTS)
 
 
 def _sort_last_if_none(value: float | None) -> tuple[bool, float]:
@@ -76,13 +84,17 @@ def _make_table(runs: list[dict[str, Any]]) -> Table:
     now = time.time()
     for run in runs:
         limit = "" if run["max_layers"] is None else f" of {run['max_layers']}"
-        accuracies = (run["train"], run["validation"])
+        suffixes = train_suffix(0, bool(run["leave_one_out"])), ""
+        accuracies = zip((run["train"], run["validation"]), suffixes, strict=True)
         table.add_row(
             Text(run["name"]),
             run["state"],
             "" if run["layers"] is None else f"{run['layers']}{limit}",
             "" if run["depth"] is None else str(run["depth"]),
-            *("" if share is None else f"{100 * share:.2f}" for share in accuracies),
+            *(
+                "" if share is None else f"{100 * share:.2f}{suffix}"
+                for share, suffix in accuracies
+            ),
             "" if run["updated"] is None else format_age(now - run["updated"]),
             "" if run["bytes"] is None else format_bytes(run["bytes"]),
         )
