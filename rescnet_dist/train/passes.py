@@ -105,9 +105,9 @@ class ChecksummedStatistics:
 
     def merge(self, later: ChecksummedStatistics) -> ChecksummedStatistics:
         """Return the statistics and checksums of these chunks and of those that follow them."""
-        return ChecksummedStatistics(
-            self.statistics.merge(later.statistics), self.checksums.merge(later.checksums)
-        )
+        with blas_threads(1):  # a merge is bound by memory, and other tasks use the other cores
+            statistics = self.statistics.merge(later.statistics)
+        return ChecksummedStatistics(statistics, self.checksums.merge(later.checksums))
 
 
 @dataclass(frozen=True, slots=True)
