@@ -233,7 +233,8 @@ def second_order_bytes(
     windows += (block // side + 1) * MAX_TILE_FLOATS  # run_sums
     moments = 2 * blocks * padded + filters  # sums, overall
     moments += 4 * blocks * filters + 2 * (blocks + 1)  # means, inverse, variance, channels; starts
-    covariances = blocks * filters**2 + block**2  # covariances, centered
+    centered = (2 + block**2 + MAX_TILE_FLOATS // MAX_VECTOR_FLOATS) * padded  # and products
+    covariances = blocks * filters**2 + centered
     pooled = (live + 1) * group  # by_cell, entries
     return 4 * (pixels + cells + windows + moments + covariances + pooled)
 

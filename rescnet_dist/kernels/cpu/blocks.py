@@ -95,11 +95,12 @@ def pool_blocks(
     variance = np.empty((blocks, filters), dtype)
     starts = np.empty(blocks + 1, np.int64)
     channels = np.empty(blocks * filters, np.int32)
-    centered = np.empty(block * block, dtype)
+    centered = allocate_zeros((2 + block * block) * padded, maps)
+    products = allocate_zeros(TILE_ROWS * padded, maps)
     covariances = np.empty((0, filters), dtype)
     entries = allocate_zeros(group, maps)
     by_cell = allocate_zeros(pooled.shape[1] * group, maps)
-    own_rows = np.empty(TILE_ROWS, np.int64)
+    own_rows, recomputed_rows = np.empty(TILE_ROWS, np.int64), np.empty(TILE_ROWS, np.int64)
     for row in range(TILE_ROWS):
         own_rows[row] = row
 
@@ -120,8 +121,8 @@ def pool_blocks(
         if lines > len(covariances):
             covariances = np.empty((lines, filters), dtype)
         normalize(
-            values, overall, columns, block, stride, channelwise, starts, channels, centered,
-            means, variance, inverse, covariances,
+            flat, width, overall, columns, block, stride, channelwise, starts, channels, centered,
+            recomputed_rows, products, means, variance, inverse, covariances,
         )  # fmt: skip
         for a in range(0, filters - first_offset, TILE_ROWS):
             b, all_vectors = a + first_offset, (filters - a - first_offset + LANES - 1) // LANES

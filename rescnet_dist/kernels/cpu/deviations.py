@@ -10,10 +10,22 @@ import math
 
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.jit import compile_part
+from rescnet_dist.kernels.cpu.registers import add_tile
+from rescnet_dist.kernels.cpu.tiles import (
+    TILE_FLOATS,
+    add,
+    fill_tile,
+    load_tile,
+    multiply,
+    multiply_add,
+    store_tile,
+    subtract_product,
+)
 from rescnet_dist.kernels.cpu.variance import (
     MIN_VARIANCE_FRACTION,
     RECOMPUTE_VARIANCE_FRACTION,
 )
+from rescnet_dist.kernels.cpu.vectors import LANES, MAX_VECTORS, TILE_ROWS
 
 
 @compile_part
@@ -54,7 +66,8 @@ def find_recomputed(
 
 @compile_part
 def normalize(
-    values: Array,
+    flat: Array,
+    width: int,
     overall: Array,
     columns: int,
     block: int,
@@ -63,6 +76,8 @@ def normalize(
     starts: Array,
     channels: Array,
     centered: Array,
+    rows: Array,
+    products: Array,
     means: Array,
     variance: Array,
     inverse: Array,
@@ -73,43 +88,91 @@ def normalize(
     For channels that are recomputed, means and variance (blocks, f) are corrected, and the
     normalized covariances with all channels are written to covariances (recomputed, f). starts and
     channels are those of `find_recomputed`; channels that are multiplied by 0, as many are after a
-    ReLU, are removed from them: the squares of values (H, W, f) must be finite. `columns` is the
-    number of blocks in a row; centered (block²,) is a buffer.
+    ReLU, are removed from them: the squares of pixels flat (H, W, f) must be finite. `columns` is
+    the number of blocks in a row. Buffers are centered (2 + block², pitch), rows (TILE_ROWS,) and
+    products (TILE_ROWS, pitch), where pitch is f, rounded up to whole tiles.
     """
-    scalar, area = values.dtype.type, block * block
+    scalar, area, filters = flat.dtype.type, block * block, means.shape[1]
+    pitch = (filters + TILE_FLOATS - 1) // TILE_FLOATS * TILE_FLOATS
     end = kept = 0
     for i in range(len(means)):
-        top, left = i // columns * stride, i % columns * stride
         mean, own_variance, scale = means[i], variance[i], inverse[i]
         begin, end = end, starts[i + 1]
         starts[i] = kept
-        for line in range(begin, end):
-            a = channels[line]
-            mean[a] = _center_channel(values, a, top, left, block, centered)
-            total = scalar(0)
-            for p in range(area):
-                total += centered[p] * centered[p]
-            own_variance[a] = total / scalar(area)
+        if begin < end:
+            pixel = (i // columns * width + i % columns) * stride * filters
+            _center_block(flat, pixel, filters, width, block, pitch, centered)
+            for line in range(begin, end):
+                a = channels[line]
+                mean[a], own_variance[a] = centered[a], centered[pitch + a]
         _invert_deviations(own_variance, mean, overall, channelwise, scale)
+        first = kept
         for line in range(begin, end):
             a = channels[line]
-            if scale[a] == 0:
-                continue
-            products, channels[kept] = covariances[kept], a
-            kept += 1
-            for b in range(len(mean)):
-                products[b] = 0
-            if own_variance[a] == 0:
-                continue
-            _center_channel(values, a, top, left, block, centered)
-            for y in range(block):
-                for x in range(block):
-                    pixel, value = values[top + y, left + x], centered[y * block + x]
-                    for b in range(len(mean)):
-                        products[b] += value * (pixel[b] - mean[b])
-            for b in range(len(mean)):
-                products[b] *= scale[a] * scale[b] / scalar(area)
+            if scale[a] != 0:
+                channels[kept] = a
+                kept += 1
+        for line in range(first, kept, TILE_ROWS):
+            for row in range(TILE_ROWS):
+                rows[row] = channels[min(line + row, kept - 1)]
+            _multiply_channels(centered, rows, filters, block, pitch, products)
+            for row in range(min(TILE_ROWS, kept - line)):
+                covariance, own_scale = covariances[line + row], scale[rows[row]] / scalar(area)
+                for b in range(filters):
+                    covariance[b] = products[row * pitch + b] * (own_scale * scale[b])
     starts[len(means)] = kept
+
+
+@compile_part
+def _center_block(
+    flat: Array, start: int, filters: int, width: int, block: int, pitch: int, centered: Array
+) -> None:
+    """Write the pixels of a block minus the mean of each channel to centered (2 + block², pitch).
+
+    The first two rows are the means and the variances of the channels. The pixels flat (H, W, f)
+    begin at `start`. A constant channel becomes exactly 0, whatever the rounding.
+    """
+    scalar = flat.dtype.type
+    inverse_area, one = fill_tile(scalar(1 / (block * block))), fill_tile(scalar(1))
+    for a in range(0, filters, TILE_FLOATS):
+        first = load_tile(flat, start + a, LANES)
+        total = fill_tile(scalar(0))
+        squares = total
+        for y in range(block):
+            line = start + y * width * filters + a
+            for x in range(block):
+                value = load_tile(flat, line + x * filters, LANES)
+                total = add(total, subtract_product(value, first, one))
+        mean = multiply(total, inverse_area)
+        for y in range(block):
+            line = start + y * width * filters + a
+            for x in range(block):
+                value = load_tile(flat, line + x * filters, LANES)
+                value = subtract_product(subtract_product(value, first, one), mean, one)
+                store_tile(centered, (2 + y * block + x) * pitch + a, LANES, value)
+                squares = multiply_add(value, value, squares)
+        store_tile(centered, a, LANES, add(first, mean))
+        store_tile(centered, pitch + a, LANES, multiply(squares, inverse_area))
+
+
+@compile_part
+def _multiply_channels(
+    centered: Array, rows: Array, filters: int, block: int, pitch: int, products: Array
+) -> None:
+    """Write the products of TILE_ROWS channels with all channels to products (TILE_ROWS, pitch).
+
+    They are summed over the pixels of a block, which begin at the third row of `centered`.
+    """
+    zero = fill_tile(centered.dtype.type(0))
+    for x in range(0, TILE_ROWS * pitch, TILE_FLOATS):
+        store_tile(products, x, LANES, zero)
+    for x in range(0, filters, MAX_VECTORS * LANES):
+        vectors = min(MAX_VECTORS, (filters - x + LANES - 1) // LANES)
+        add_tile(
+            centered, 2 * pitch, rows, 0, block * pitch, pitch,
+            centered, 2 * pitch + x, block * pitch, pitch,
+            products, x, pitch, block, block, vectors,
+        )  # fmt: skip
 
 
 @compile_part
@@ -141,23 +204,3 @@ def _invert_deviations(
     common = math.sqrt(filters / spread) if spread > MIN_VARIANCE_FRACTION * whole else 0.0
     for a in range(filters):
         inverse[a] = common
-
-
-@compile_part
-def _center_channel(
-    values: Array, a: int, top: int, left: int, block: int, centered: Array
-) -> float:
-    """Write channel a of a block minus its mean to centered (block²,); return the mean.
-
-    A constant channel becomes exactly 0, whatever the rounding.
-    """
-    start = values[top, left, a]
-    total = values.dtype.type(0)
-    for y in range(block):
-        for x in range(block):
-            centered[y * block + x] = values[top + y, left + x, a] - start
-            total += centered[y * block + x]
-    mean = total / values.dtype.type(block * block)
-    for p in range(block * block):
-        centered[p] -= mean
-    return start + mean
