@@ -49,9 +49,11 @@ def convolve_images(
     padded = np.zeros((height + size - 1) * line + SLACK, np.float32)
     pixels = height * width
     starts = np.empty(pixels + TILE_ROWS, np.int64)  # of the patch of each pixel
-    for p in range(len(starts)):
-        pixel = min(p, pixels - 1)
-        starts[p] = pixel // width * line + pixel % width * channels
+    for y in range(height):
+        for x in range(width):
+            starts[y * width + x] = y * line + x * channels
+    for p in range(pixels, len(starts)):
+        starts[p] = starts[pixels - 1]
     all_vectors = (filters + LANES - 1) // LANES
     parts = split_vectors(all_vectors)
     packed = np.zeros(depth * all_vectors * LANES, np.float32)  # columns of each part together
@@ -78,8 +80,10 @@ def convolve_images(
             used = min(count, filters - x)
             own_bias = padded_bias[x : x + count]
             for p in range(0, pixels, TILE_ROWS):
-                # the last sums of rows or of columns may not fit into the maps
-                fits = used == count and p + TILE_ROWS <= pixels
+                # Sums of no filter are written over by the next pixel, if it is computed later;
+                # those of the last pixels may not fit into the maps.
+                end = (p + TILE_ROWS - 1) * filters + x + count
+                fits = (used == count or len(parts) == 1) and end <= len(flat)
                 into, begin = (flat, p * filters + x) if fits else (sums, 0)
                 step = filters if fits else count
                 for r in range(TILE_ROWS):
