@@ -33,7 +33,7 @@ class LogLines(Callback):
     def __init__(self, *, quiet: bool = False) -> None:
         self._level = logging.DEBUG if quiet else logging.INFO
         self._images = 0
-        self._rebuilt: int | None = None  # layer of the last line on rebuilt chunks
+        self._rebuilt: set[tuple[int, bool]] = set()  # layers with a line on rebuilt chunks
 
     def on_run_start(self, event: RunStarted) -> None:
         """Log how many layers there are and may be."""
@@ -71,11 +71,12 @@ class LogLines(Callback):
 
     def on_chunk_rebuilt(self, event: ChunkRebuilt) -> None:
         """Log the first rebuilt chunk of a layer, as there may be many."""
-        if event.layer != self._rebuilt:
+        if (kind := (event.layer, event.unexpected)) not in self._rebuilt:
             fields = {"start": event.start, "stop": event.stop}
             text = "chunk, and maybe others, computed again: %s"
-            logger.warning(text, event.reason, extra={"fields": fields})
-        self._rebuilt = event.layer
+            level = logging.WARNING if event.unexpected else self._level
+            logger.log(level, text, event.reason, extra={"fields": fields})
+        self._rebuilt.add(kind)
 
     def on_accuracy_collapsed(self, event: AccuracyCollapsed) -> None:
         """Log what to change."""

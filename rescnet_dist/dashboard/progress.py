@@ -74,7 +74,7 @@ class TerminalProgress:
         self.images = self.max_layers = self.done = 0
         self.train_suffix = ""
         self.chunks: dict[int, int] = {}
-        self.rebuilt: int | None = None  # layer of the last note on rebuilt chunks
+        self.rebuilt: set[tuple[int, bool]] = set()  # layers with a note on rebuilt chunks
         self.in_memory = False  # whether maps are kept in memory
         self.started = time.perf_counter()
         self.notice = threading.Timer(STARTUP_NOTICE_SECONDS, self._print_startup_notice)
@@ -129,13 +129,18 @@ class TerminalProgress:
                     memory=f"{sum(self.memory.values()) / 2**30:.1f} GiB",
                 )
             case ChunkRebuilt():
-                if event.layer != self.rebuilt:  # one note per layer, as there may be many
+                kind = event.layer, event.unexpected
+                if kind not in self.rebuilt:  # one note per layer, as there may be many
                     rows = f"maps and scores of images {event.start} to {event.stop}"
-                    self._note(
+                    text = (
                         f"layer {event.layer}: {rows}, and maybe others, are computed again: "
                         f"{event.reason}"
                     )
-                self.rebuilt = event.layer
+                    if event.unexpected:
+                        self._note(text)
+                    elif not self.quiet:
+                        self.console.print(text, highlight=False, soft_wrap=True)
+                self.rebuilt.add(kind)
             case PassRetried():
                 self._note(f"{self._title(event.phase, event.layer)} is retried: {event.reason}")
             case SolverIteration():

@@ -149,7 +149,7 @@ class RunMetrics:
                 self._accuracy = event.accuracies[-1] if event.accuracies else None
             case ChunkDone() if before:
                 self._totals["images"] += max(before.images - counted, 0)  # 0 if it is redone
-            case ChunkRebuilt():
+            case ChunkRebuilt(unexpected=True):
                 self._totals["rebuilt"] += 1
             case PassRetried():
                 self._retries[event.phase] += 1
@@ -239,7 +239,7 @@ class RunMetrics:
 
         texts = {
             "images": ("images_processed", "Images processed in all passes"),
-            "rebuilt": ("rebuilt_chunks", "Chunks whose lost maps and scores were rebuilt"),
+            "rebuilt": ("rebuilt_chunks", "Chunks whose maps and scores the store had lost"),
             "redone": ("redone_chunks", "Chunks that were processed more than once"),
             "read": ("store_read_bytes", "Uncompressed bytes read from the store"),
             "written": ("store_written_bytes", "Uncompressed bytes written to the store"),

@@ -123,7 +123,7 @@ class ChunkDone:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRebuilt:
-    """The maps and scores of a chunk were lost and have been computed again.
+    """The maps and scores of a chunk were not available and have been computed again.
 
     Attributes
     ----------
@@ -133,12 +133,16 @@ class ChunkRebuilt:
         Range of images, `stop` excluded.
     reason : str
         Why they had to be rebuilt.
+    unexpected : bool
+        Whether the store should have had them, or they differ from what was committed. Otherwise
+        they were in memory only, as planned, and the run was resumed or has lost a worker.
     """
 
     layer: int
     start: int
     stop: int
     reason: str
+    unexpected: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,12 +375,12 @@ class Callback:
         """
 
     def on_chunk_rebuilt(self, event: ChunkRebuilt) -> None:
-        """Handle maps that were lost and have been computed again.
+        """Handle maps that were not available and have been computed again.
 
         Parameters
         ----------
         event : ChunkRebuilt
-            With layer, start, stop, reason.
+            With layer, start, stop, reason, unexpected.
         """
 
     def on_pass_retried(self, event: PassRetried) -> None:

@@ -264,13 +264,13 @@ class Reader:
         origin = f"layer {first}" if first else "the images"
         kept = "" if self.state.run_spec.maps_stay else ', as keep_maps="none" removes them'
         reason = f"they are neither in memory nor in the store{kept}; computed from {origin}"
-        if expected is not None and checksum(self.backend.get(scores)) != expected:
+        differs = expected is not None and checksum(self.backend.get(scores)) != expected
+        if differs:
             reason += (
                 ", differing from the committed values in the last digits, as on another processor "
                 "or with another NumPy"
             )
-        rows = {"start": chunk.start, "stop": chunk.stop}
-        send(self.task, "rebuilt", layer=self.step, reason=reason, **rows)
+        self._report_rebuilt(chunk, self.step, reason, unexpected=differs)
         return ChunkState(self.step, maps, scores, None)
 
     def _replay(
@@ -356,8 +356,14 @@ class Reader:
                 )
         for array, values in zip(arrays, stored, strict=True):
             write_region(array, start, values)
-        send(self.task, "rebuilt", layer=layer, start=start, stop=chunk.stop, reason=str(lost))
+        self._report_rebuilt(chunk, layer, str(lost), unexpected=True)
         return ChunkState(layer, maps, scores, None)
+
+    def _report_rebuilt(self, chunk: Chunk, layer: int, reason: str, *, unexpected: bool) -> None:
+        """Report that the state of a chunk after a layer was computed again."""
+        rows = {"start": chunk.start, "stop": chunk.stop}
+        fields = {"layer": layer, "reason": reason, "unexpected": unexpected}
+        send(self.task, "rebuilt", **rows, **fields)
 
 
 @dataclass(frozen=True, slots=True)

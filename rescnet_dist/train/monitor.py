@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import fields
 from typing import Any
@@ -45,7 +46,7 @@ class PassTracker(SchedulerPlugin):
         self.started: set[int] = set()  # first images of the chunks that were started
         self.metrics = MetricsCollector()
         self.unreported = (0, 0)  # chunks that are done and their images
-        self.rebuilt = 0
+        self.rebuilt = Counter[bool]()  # by whether it was unexpected
         self.store_reported = -math.inf  # when the driver was last told that the store is retried
 
     def log_event(self, topic: str, msg: Any) -> None:
@@ -53,8 +54,9 @@ class PassTracker(SchedulerPlugin):
         if topic != self.topic or not isinstance(msg, dict):
             return
         if msg["kind"] == "rebuilt":
-            self.rebuilt += 1
-            if self.rebuilt <= MAX_REBUILT_REPORTS:
+            unexpected = bool(msg["unexpected"])
+            self.rebuilt[unexpected] += 1
+            if self.rebuilt[unexpected] <= MAX_REBUILT_REPORTS:
                 self.report(msg)
             return
         if msg["kind"] == "store_retried":

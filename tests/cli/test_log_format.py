@@ -123,8 +123,9 @@ def test_problems_are_warnings(caplog: pytest.LogCaptureFixture, context: Any) -
         for event in (
             RunStarted("s3://bucket/run", 60, 5, 2, ()),
             PassStarted("grow", 3),
-            ChunkRebuilt(2, 0, 30, "lost"),
-            ChunkRebuilt(2, 30, 60, "lost"),
+            ChunkRebuilt(2, 0, 30, "in memory", unexpected=False),
+            ChunkRebuilt(2, 0, 30, "lost", unexpected=True),
+            ChunkRebuilt(2, 30, 60, "lost", unexpected=True),
             PassRetried("grow", 3, "a worker died"),
             PassDone("grow", 3, 1.0, Accuracy(2, 0.5, None)),
             AccuracyCollapsed(2, 0.1, 0.5, "lower the rate"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from distributed import Client
+from rich.console import Console
 
 import rescnet_dist as rd
 from rescnet_dist import ResCNetClassifier, RunSpec
+from rescnet_dist.dashboard.progress import TerminalProgress
+from rescnet_dist.events import ChunkRebuilt
 from tests.dashboard.test_notebook import Display
 
 X, Y = (array[:60] for array in rd.load_digits())
@@ -33,6 +37,19 @@ def test_terminal(client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "after layer 2: train" in output.err
     ResCNetClassifier.resume(store, max_layers=3, verbose=True)
     assert "layer 3/3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_quiet_bar_prints_only_rebuilt_chunks_that_are_damaged(*, quiet: bool) -> None:
+    """A resumed run computes maps again that were in memory, which is no problem."""
+    output = StringIO()
+    bar = TerminalProgress(Console(file=output), quiet=quiet)
+    for start in (0, 30):
+        bar(ChunkRebuilt(2, start, start + 30, "they were in memory", unexpected=False))
+        bar(ChunkRebuilt(2, start, start + 30, "maps/0002 is damaged", unexpected=True))
+    expected = [False] * (not quiet) + [True]
+    lines = output.getvalue().splitlines()
+    assert ["damaged" in line for line in lines] == expected
 
 
 def test_link_of_an_embedded_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,7 +131,8 @@ def test_chunks_count_once(caplog: pytest.LogCaptureFixture) -> None:
         chunk,
         chunk,
         PassRetried("grow", 1, "a worker died"),
-        ChunkRebuilt(1, 0, 30, "lost"),
+        ChunkRebuilt(1, 0, 30, "lost", unexpected=True),
+        ChunkRebuilt(1, 30, 60, "in memory", unexpected=False),
     )
     assert values["rescnet_images_processed_total"] == 30
     assert values["rescnet_pass_progress_ratio"] == 0.5

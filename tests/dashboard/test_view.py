@@ -85,7 +85,8 @@ def test_notes_are_bounded(run: Path) -> None:
     view = StoredRun(str(run)).view()
     view.handle_event({"event": "pass_retried", "reason": "why"})
     for _ in range(1000):
-        view.handle_event({"event": "chunk_rebuilt", "layer": 2})
+        view.handle_event({"event": "chunk_rebuilt", "layer": 2, "unexpected": True})
+    view.handle_event({"event": "chunk_rebuilt", "layer": 3, "unexpected": False})
     assert len(view.notes) == 2
     assert view.notes[0] == "why"
 

@@ -63,8 +63,11 @@ def test_keep_maps_none_removes_maps_and_recomputes_them_on_resume(
     resumed: list[Event] = []
     ResCNetClassifier.resume(tmp_path / "run", max_layers=7, listeners=[resumed.append])
     assert is_same(read_weights(tmp_path / "run"), reference_weights)
-    reasons = [e.reason for e in resumed if isinstance(e, ChunkRebuilt)]
+    rebuilt = [e for e in resumed if isinstance(e, ChunkRebuilt)]
+    reasons = [e.reason for e in rebuilt]
     assert any("in the last digits" in reason for reason in reasons)
+    assert all(e.unexpected == ("in the last digits" in e.reason) for e in rebuilt)
+    assert not all(e.unexpected for e in rebuilt)
     missing = 'they are neither in memory nor in the store, as keep_maps="none" removes them'
     assert any(reason.startswith(missing) for reason in reasons)
     assert not any(stored.has_maps(n) for n in range(8))

@@ -64,8 +64,11 @@ def test_rebuilt_chunks_are_reported_up_to_a_number() -> None:
     log = Log()
     tracker = PassTracker(log, TOPIC, "client", "grow", 2, 1000)
     for number in range(2 * MAX_REBUILT_REPORTS):
-        tracker.log_event(TOPIC, {"kind": "rebuilt", "layer": 1, "start": number})
+        message = {"kind": "rebuilt", "layer": 1, "start": number}
+        tracker.log_event(TOPIC, message | {"unexpected": False})
     assert len(log.messages) == MAX_REBUILT_REPORTS
+    tracker.log_event(TOPIC, message | {"unexpected": True})
+    assert len(log.messages) == MAX_REBUILT_REPORTS + 1  # others do not hide it
 
 
 def test_driver_that_was_replaced_does_not_stop_the_next_one() -> None:

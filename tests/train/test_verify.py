@@ -148,6 +148,7 @@ def test_damaged_chunk_is_named_and_rebuilt(
     assert f"{name}, chunk 1" in problem
     (rebuilt,) = resume_and_compare(run, undamaged)
     assert (rebuilt.layer, rebuilt.start, rebuilt.stop) == (2, 40, 80)
+    assert rebuilt.unexpected
     assert name in rebuilt.reason
 
 
