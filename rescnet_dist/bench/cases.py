@@ -324,9 +324,7 @@ def factorization(quick: bool) -> list[Result]:
         with blas_threads(available_cores()):
             Whitening.of(moments, 1.0).solve(columns)
 
-    start = time.perf_counter()
-    ours()
-    seconds = time.perf_counter() - start
+    seconds = best_seconds(ours, 1)
     floor = width**3 / 3 / product_rate()
     name = f"factorization and solve, D={width:,}"
     return [Result(name, seconds, floor=floor, bar=1.25, at_most=True)]
