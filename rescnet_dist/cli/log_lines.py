@@ -72,8 +72,8 @@ class LogLines(Callback):
     def on_chunk_rebuilt(self, event: ChunkRebuilt) -> None:
         """Log the first rebuilt chunk of a layer, as there may be many."""
         if (kind := (event.layer, event.unexpected)) not in self._rebuilt:
-            fields = {"start": event.start, "stop": event.stop}
-            text = "chunk, and maybe others, computed again: %s"
+            fields = {"layer": event.layer, "start": event.start, "stop": event.stop}
+            text = "maps and scores of a chunk, and maybe of others, are computed again: %s"
             level = logging.WARNING if event.unexpected else self._level
             logger.log(level, text, event.reason, extra={"fields": fields})
         self._rebuilt.add(kind)

@@ -131,14 +131,15 @@ class TerminalProgress:
             case ChunkRebuilt():
                 kind = event.layer, event.unexpected
                 if kind not in self.rebuilt:  # one note per layer, as there may be many
-                    rows = f"maps and scores of images {event.start} to {event.stop}"
-                    text = (
-                        f"layer {event.layer}: {rows}, and maybe others, are computed again: "
-                        f"{event.reason}"
-                    )
+                    what = f"layer {event.layer}: maps and scores"
                     if event.unexpected:
-                        self._note(text)
+                        rows = f"images {event.start} to {event.stop}, and maybe others"
+                        self._note(
+                            f"warning: {what} of {rows}, are computed again from what is left: "
+                            f"{event.reason}"
+                        )
                     elif not self.quiet:
+                        text = f"{what} are computed again, to the same result: {event.reason}"
                         self.console.print(text, highlight=False, soft_wrap=True)
                 self.rebuilt.add(kind)
             case PassRetried():

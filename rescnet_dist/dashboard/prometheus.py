@@ -239,7 +239,7 @@ class RunMetrics:
 
         texts = {
             "images": ("images_processed", "Images processed in all passes"),
-            "rebuilt": ("rebuilt_chunks", "Chunks whose maps and scores the store had lost"),
+            "rebuilt": ("rebuilt_chunks", "Chunks rebuilt as their maps were lost or differ"),
             "redone": ("redone_chunks", "Chunks that were processed more than once"),
             "read": ("store_read_bytes", "Uncompressed bytes read from the store"),
             "written": ("store_written_bytes", "Uncompressed bytes written to the store"),

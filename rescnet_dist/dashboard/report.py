@@ -270,7 +270,8 @@ def _describe_outcome(
         text += f" After layer {chosen.layer}, the {kind} is {100 * chosen.train:.2f} % on the "
         text += f"training images{copies}"
         if chosen.validation is not None:
-            text += f" and {100 * chosen.validation:.2f} % on the held-out images"
+            other = " the accuracy is" if description["leave_one_out"] else ""
+            text += f" and{other} {100 * chosen.validation:.2f} % on the held-out images"
         text = f"{text.rstrip(',')}."
     if metrics and metrics["test"]:
         text += f" On {metrics['which']}, it is {100 * metrics['accuracy']:.2f} %."

@@ -204,7 +204,7 @@ class RunView:
                 self.maps_in_memory = bool(event["in_memory"])
             case "accuracy_collapsed":
                 self.add_note(str(event["reason"]))
-            case "chunk_rebuilt" if event["unexpected"]:
+            case "chunk_rebuilt" if event.get("unexpected", True):
                 self.add_note(f"layer {event['layer']}: maps were computed again")
             case "run_stopped":
                 self.reason = _optional(str, event["reason"])

@@ -133,7 +133,7 @@ class ChunkRebuilt:
         Range of images, `stop` excluded.
     reason : str
         Why they had to be rebuilt.
-    unexpected : bool
+    unexpected : bool, default True
         Whether the store should have had them, or they differ from what was committed. Otherwise
         they were in memory only, as planned, and the run was resumed or has lost a worker.
     """
@@ -142,7 +142,7 @@ class ChunkRebuilt:
     start: int
     stop: int
     reason: str
-    unexpected: bool
+    unexpected: bool = True
 
 
 @dataclass(frozen=True, slots=True)

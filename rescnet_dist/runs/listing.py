@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from rescnet_dist.errors import (
     CorruptDataError,
@@ -22,7 +24,7 @@ from rescnet_dist.errors import (
 from rescnet_dist.events.metrics import Accuracy
 from rescnet_dist.formatting import url_name
 from rescnet_dist.runs.history import History, chosen_depth, find_contradiction
-from rescnet_dist.spec import NetworkSpec
+from rescnet_dist.spec import AugmentSpec, NetworkSpec
 from rescnet_dist.store import (
     RUN_FORMAT,
     Location,
@@ -36,6 +38,7 @@ MAX_FOLDER_DEPTH = 3  # of a run below the URL
 MAX_CONCURRENT_READS = 8  # as remote stores have a high latency
 ZARR_FILES = {"zarr.json", ".zgroup", ".zarray"}
 SIZE_ATTEMPTS = 3
+MAX_NAMED_OBJECTS = 3  # of those that are not runs
 FIRST_RETRY_SECONDS = 10  # for the URL itself, which may be wrong
 
 
@@ -53,6 +56,7 @@ class ListedRun:
     train: float | None = None
     validation: float | None = None
     leave_one_out: bool | None = None
+    copies: int | None = None
     updated: float | None = None
     bytes: int | None = None
 
@@ -77,8 +81,8 @@ def find_runs(url: str | os.PathLike[str] = "runs") -> list[dict[str, Any]]:
           this user cannot read it; and "problem", the error message.
         - "layers": number of layers grown, and "max_layers".
         - "depth": chosen depth, or the best so far.
-        - "train" and "validation": accuracies at that depth, and "leave_one_out": whether that on
-          the training images is a leave-one-out accuracy.
+        - "train" and "validation": accuracies at that depth. "leave_one_out": whether that on the
+          training images is a leave-one-out accuracy; "copies": of each of these images.
         - "updated": time of the last commit, otherwise of creation, in seconds since 1970.
         - "bytes": size of the store.
 
@@ -96,8 +100,8 @@ def find_runs(url: str | os.PathLike[str] = "runs") -> list[dict[str, Any]]:
     return scan_runs(url)[0]
 
 
-def scan_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the list of `find_runs`, and the names of other files and stores, sorted."""
+def scan_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int, list[str]]:
+    """Return the list of `find_runs`, and the number and first names of other files and stores."""
     top = Location.of(url)
     with limit_retries(FIRST_RETRY_SECONDS):
         entries = top.list_entries()
@@ -111,18 +115,36 @@ def scan_runs(url: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], list[s
             missing_path=is_path(top.url),
         )
     runs: list[ListedRun] = []
-    skipped: list[Location] = []
-    level = [top]
+    skipped, names, level = 0, list[str](), [top]
     with ThreadPoolExecutor(MAX_CONCURRENT_READS) as pool:
         for depth in range(MAX_FOLDER_DEPTH + 1):
             inspected = list(pool.map(lambda location: _inspect(location, top), level))
-            runs += [run for run, _, _ in inspected if run]
-            skipped += [location for _, _, others in inspected for location in others]
-            level = [location for _, folders, _ in inspected for location in folders]
+            runs += [found.run for found in inspected if found.run]
+            level = [location for found in inspected for location in found.folders]
+            skipped += sum(found.skipped for found in inspected)
+            names += [name for found in inspected for name in found.names]
             if depth == MAX_FOLDER_DEPTH:
-                skipped += level
-    names = sorted(_name_below(top, location) for location in skipped)
-    return [asdict(run) for run in sorted(runs, key=lambda run: run.name)], names
+                skipped += len(level)
+                names += [_name_below(top, location) for location in level]
+            names = sorted(names)[:MAX_NAMED_OBJECTS]
+    return [asdict(run) for run in sorted(runs, key=lambda run: run.name)], skipped, names
+
+
+@limit_retries(0)
+def check_no_folder_of_runs(url: str) -> None:
+    """Raise StoreReadError if a URL is that of a folder or bucket with runs, not of a run."""
+    location = Location.of(url)
+    try:
+        names = location.list_entries() or {}
+        folders = [location / name for name in sorted(names) if names[name]]
+        found = next((own for own in folders if _is_run(own, own.list_entries() or {})), None)
+    except StoreReadError:
+        return
+    if found and not _is_run(location, names):
+        raise StoreReadError(
+            f"{location} is a folder of runs, not a run. Name one of them, such as {found}; "
+            f"`rescnet runs {location}` lists them."
+        )
 
 
 def _name_below(top: Location, location: Location) -> str:
@@ -130,24 +152,33 @@ def _name_below(top: Location, location: Location) -> str:
     return location.url[len(top.url) :].strip("/") or url_name(str(top))
 
 
-def _inspect(
-    location: Location, top: Location
-) -> tuple[ListedRun | None, list[Location], list[Location]]:
+class _Found(NamedTuple):
+    """What is at a location: a run, or folders, and the number and first names of what else."""
+
+    run: ListedRun | None
+    folders: list[Location]
+    skipped: int = 0
+    names: Sequence[str] = ()
+
+
+def _inspect(location: Location, top: Location) -> _Found:
     """Return the run at a location; or the folders in it, and the other entries."""
     listed = ListedRun(_name_below(top, location), str(location))
     try:
         names = location.list_entries() or {}
         if _is_run(location, names):
             _fill_in(listed, location)
-            return listed, [], []
+            return _Found(listed, [])
     except StoreReadError as error:  # such as missing rights to one folder of many
         listed.problem = str(error)
-        return listed, [], []
+        return _Found(listed, [])
     if ZARR_FILES & names.keys():
-        return None, [], [location]
+        return _Found(None, [], 1, [_name_below(top, location)])
     visible = [name for name in names if not name.startswith(".")]
     folders = [location / name for name in visible if names[name]]
-    return None, folders, [location / name for name in visible if not names[name]]
+    others = heapq.nsmallest(MAX_NAMED_OBJECTS, (name for name in visible if not names[name]))
+    some = [_name_below(top, location / name) for name in others]
+    return _Found(None, folders, len(visible) - len(folders), some)
 
 
 def _is_run(location: Location, names: dict[str, bool]) -> bool:
@@ -199,9 +230,11 @@ def _read_attributes(listed: ListedRun, run: RunStore, claimed: bool) -> None:
         raise _FormatVersionError(str(error)) from None
     with translate_attribute_errors(run.location):
         listed.max_layers = int(attributes["network"]["max_layers"])
-        with suppress(SpecError, TypeError):  # such as a head that is not installed here
+        # None if the settings are damaged, or of a head that is not installed here
+        with suppress(SpecError, AttributeError, KeyError, TypeError, ValueError):
             spec = NetworkSpec.from_stored(attributes["network"])
             listed.leave_one_out = spec.head.leave_one_out_scores
+            listed.copies = AugmentSpec.from_stored(attributes.get("augment", {})).copies
         created = attributes.get("provenance", {}).get("created")
         listed.updated = datetime.fromisoformat(created).timestamp() if created else None
     if not (claimed or attributes.get("data_complete")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -253,9 +253,15 @@ class Reader:
         stored_layer = self.task.stored_layer
         initial = None if cached is None else (cached.maps, cached.scores)
         first = cached.layer if cached else 0
-        if stored_layer > first and self.task.run.has_maps(stored_layer):
-            with suppress(CorruptDataError):  # lost chunks are replayed from the images
-                initial, first = self._read_stored(chunk, stored_layer), stored_layer
+        lost = ""  # why maps that should be in the store cannot be used
+        if stored_layer > first:
+            if self.task.run.has_maps(stored_layer):
+                try:
+                    initial, first = self._read_stored(chunk, stored_layer), stored_layer
+                except CorruptDataError as error:
+                    lost = f"{str(error).rstrip('.')}, and "
+            elif self.state.run_spec.maps_stay:
+                lost = f"the maps of layer {stored_layer} were removed from the store, and "
         maps, scores = self._replay(source, chunk, initial, first)
         # the layer may have been stored since its commit
         paths = unsaved_scores_path(self.step), f"scores/{self.step:04d}"
@@ -263,14 +269,14 @@ class Reader:
         expected = next((value for value in checksums if value is not None), None)
         origin = f"layer {first}" if first else "the images"
         kept = "" if self.state.run_spec.maps_stay else ', as keep_maps="none" removes them'
-        reason = f"they are neither in memory nor in the store{kept}; computed from {origin}"
+        reason = f"{lost}they are neither in memory nor in the store{kept}; computed from {origin}"
         differs = expected is not None and checksum(self.backend.get(scores)) != expected
         if differs:
             reason += (
                 ", differing from the committed values in the last digits, as on another processor "
                 "or with another NumPy"
             )
-        self._report_rebuilt(chunk, self.step, reason, unexpected=differs)
+        self._report_rebuilt(chunk, self.step, reason, unexpected=differs or bool(lost))
         return ChunkState(self.step, maps, scores, None)
 
     def _replay(

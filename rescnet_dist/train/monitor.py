@@ -54,7 +54,7 @@ class PassTracker(SchedulerPlugin):
         if topic != self.topic or not isinstance(msg, dict):
             return
         if msg["kind"] == "rebuilt":
-            unexpected = bool(msg["unexpected"])
+            unexpected = bool(msg.get("unexpected", True))
             self.rebuilt[unexpected] += 1
             if self.rebuilt[unexpected] <= MAX_REBUILT_REPORTS:
                 self.report(msg)

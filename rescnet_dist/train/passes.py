@@ -105,7 +105,8 @@ class ChecksummedStatistics:
 
     def merge(self, later: ChecksummedStatistics) -> ChecksummedStatistics:
         """Return the statistics and checksums of these chunks and of those that follow them."""
-        with blas_threads(1):  # a merge is bound by memory, and other tasks use the other cores
+        # Merges are bound by memory. Threads of BLAS would wait actively after each of them.
+        with blas_threads(1):
             statistics = self.statistics.merge(later.statistics)
         return ChecksummedStatistics(statistics, self.checksums.merge(later.checksums))
 

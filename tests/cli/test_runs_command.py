@@ -206,6 +206,16 @@ def test_url_of_one_run_lists_that_run(finished_run: Path) -> None:
     assert (found["name"], found["url"], found["state"]) == ("run", str(finished_run), "done")
 
 
+@pytest.mark.parametrize("command", ["info", "check"])
+def test_other_commands_name_a_run_of_the_folder(folder: Path, command: str) -> None:
+    """A folder of runs was taken for a dataset, or for something that is damaged."""
+    result = run(command, folder)
+    assert result.exit_code == 2
+    assert f"{folder} is a folder of runs, not a run. Name one of them, such as " in result.stderr
+    assert f"{folder}/" in result.stderr
+    assert f"`rescnet runs {folder}` lists them" in result.stderr
+
+
 def test_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty folder is no error; a missing one is."""
     monkeypatch.chdir(tmp_path)
@@ -223,6 +233,8 @@ def test_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for name in "abc":
         (tmp_path / name).touch()
     assert "skipped 4 other objects: a, b, c, …\n" in run("runs", tmp_path).stderr
+    (tmp_path / "\x1b[31m\n").touch()  # sorts first, and would color a terminal
+    assert "skipped 5 other objects: ?[31m?, a, b, …\n" in run("runs", tmp_path).stderr
     assert run("runs", "no-such-protocol://x").exit_code == 2
 
 

@@ -89,6 +89,35 @@ def test_features_stay_in_their_arrays(grid, zscore, vectors, rng):
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
 
 
+def make_almost_constant(rng: np.random.Generator, filters: int) -> np.ndarray:
+    """Return an image (8, 10, f) whose channels hardly vary in its left and in its right half."""
+    image = 1e-2 * rng.normal(size=(8, 10, filters)) + np.linspace(0.5, 3, filters)
+    image[:, 5:] += 2
+    return image[None].astype(np.float32)
+
+
+@pytest.mark.parametrize("zscore", ["channel", "block"])
+@pytest.mark.parametrize("filters", [5, 7, 12, 17])
+def test_channels_computed_again_stay_in_their_arrays(filters, zscore, vectors, rng):
+    """And equal the oracle: fewer than the rows of a tile, a whole one, and some more."""
+    maps = make_almost_constant(rng, filters)
+    extractor = SecondOrder(block=5, stride=5, levels=(1,), zscore=zscore)
+    found = second_order_features(maps, 5, 5, (1,), zscore=zscore)
+    expected = oracle.second_order_features(maps.astype(np.float64), extractor)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("zscore", ["channel", "block"])
+@pytest.mark.parametrize("filters", [1, 6, 7, 33, 100])
+def test_compiled_channels_computed_again_equal_oracle(filters, zscore, rng):
+    """With the vectors of this processor, in tiles of one and of two columns."""
+    maps = make_almost_constant(rng, filters)
+    extractor = SecondOrder(block=5, stride=5, levels=(1,), zscore=zscore)
+    found = second_order_features(maps, 5, 5, (1,), zscore=zscore)
+    expected = oracle.second_order_features(maps.astype(np.float64), extractor)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3)
+
+
 @pytest.mark.parametrize("pool", ["max", "mean"])
 @pytest.mark.parametrize(("block", "stride"), [(5, 1), (6, 2), (7, 4), (4, 4), (3, 5)])
 @pytest.mark.parametrize("filters", [2, 3, 6, 7, 15, 16, 17, 18, 33, 50, 67])

@@ -92,14 +92,22 @@ def test_resume_from_last_checkpoint(
     assert first.observed.read >= 240 * 14 * 14 * 4 * 4  # the checkpoint
 
 
+@pytest.mark.parametrize("damage", ["none", "a chunk", "all maps"])
 def test_lost_checkpoint_is_recomputed_from_images(
-    client: Client, tmp_path: Path, reference_weights: list[Any]
+    client: Client, tmp_path: Path, reference_weights: list[Any], damage: str
 ) -> None:
-    """The store has lost the maps of the checkpoint too."""
+    """The store has lost maps of the checkpoint too, which is unexpected; nothing else is."""
     with pytest.raises(Stopped):
         fit(tmp_path / "run", listeners=[stop_after(5)])
-    (RunStore.open(tmp_path / "run").location / "maps/0003").remove()
-    ResCNetClassifier.resume(tmp_path / "run")
+    if damage == "all maps":
+        (RunStore.open(tmp_path / "run").location / "maps/0003").remove()
+    elif damage == "a chunk":
+        (tmp_path / "run/maps/0003/c/1/0/0/0").write_bytes(b"not a chunk")
+    rebuilt: list[ChunkRebuilt] = []
+    ResCNetClassifier.resume(tmp_path / "run", listeners=[collect(ChunkRebuilt, rebuilt)])
+    starts = {"none": [], "a chunk": [50], "all maps": [0, 50, 100, 150, 200]}[damage]
+    assert sorted(event.start for event in rebuilt if event.unexpected) == starts
+    assert all("maps" in event.reason for event in rebuilt if event.unexpected)
     assert is_same(read_weights(tmp_path / "run"), reference_weights)
 
 
@@ -119,6 +127,7 @@ def test_other_last_digits_are_reported(client: Client, tmp_path: Path) -> None:
     expected = "they are neither in memory nor in the store; computed from layer 3"
     assert all(event.reason.startswith(expected) for event in rebuilt)
     assert [e.start for e in rebuilt if "in the last digits" in e.reason] == [100]
+    assert [e.start for e in rebuilt if e.unexpected] == [100]
     assert len(RunStore.open(tmp_path / "run").commits()) == 8
 
 

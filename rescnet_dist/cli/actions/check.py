@@ -13,6 +13,7 @@ from rescnet_dist.cli.common import pop_cluster_options
 from rescnet_dist.cli.status import show_status
 from rescnet_dist.data import verify_dataset
 from rescnet_dist.errors import CorruptDataError, mask_secrets
+from rescnet_dist.runs import check_no_folder_of_runs
 from rescnet_dist.store import (
     DATASET_FORMAT,
     FUSED_FORMAT,
@@ -43,6 +44,8 @@ def check(url: str, as_json: bool, **flags: Any) -> None:
 def find_problems(url: str) -> tuple[list[str], str]:
     """Return the problems of what is stored at a URL, and what is verified if there are none."""
     kind, stored = find_format(url), "every chunk is as it was committed"
+    if kind is None:
+        check_no_folder_of_runs(url)
     if kind in NETWORK_FORMATS:
         return check_network(url)
     return verify_dataset(url) if kind == DATASET_FORMAT else verify_run(url), stored

@@ -13,7 +13,7 @@ from rescnet_dist import data
 from rescnet_dist.errors import RescnetError, StoreReadError, is_path, pluralize, url_word
 from rescnet_dist.formatting import format_bytes, format_changes, train_suffix
 from rescnet_dist.network import describe_network
-from rescnet_dist.runs import describe_run
+from rescnet_dist.runs import check_no_folder_of_runs, describe_run
 from rescnet_dist.spec import AugmentSpec, NetworkSpec, RunSpec, Spec
 from rescnet_dist.store import Location, limit_retries
 
@@ -26,6 +26,7 @@ def info(run_url: str, as_json: bool) -> None:
         saved = describe_network(run_url)
     except StoreReadError:
         _check_exists(run_url)
+        check_no_folder_of_runs(run_url)
         _check_no_dataset(run_url)
         raise
     location = Location.of(run_url)

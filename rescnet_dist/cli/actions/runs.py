@@ -17,7 +17,7 @@ from rescnet_dist.errors import mask_secrets, pluralize
 from rescnet_dist.formatting import format_bytes, train_suffix
 from rescnet_dist.runs import scan_runs
 
-MAX_NAMED_OBJECTS = 3  # of those that are not runs
+MAX_SHOWN_NAME = 60  # of an object that is no run
 FILE_COLUMNS = 1000  # width of the table without a terminal, so that nothing is cut off
 
 
@@ -38,14 +38,14 @@ SORT_KEYS: dict[str, Callable[[dict[str, Any]], float | None]] = {
 def runs(url: str, order: str, as_json: bool) -> None:
     """List the runs in a folder or bucket."""
     with show_status(f"looking for runs in {mask_secrets(url)}"):
-        runs, skipped = scan_runs(url)
+        runs, skipped, names = scan_runs(url)
     if order in SORT_KEYS:
         runs.sort(key=lambda run: _sort_last_if_none(SORT_KEYS[order](run)))
     elif order == "state":
         runs.sort(key=lambda run: run["state"])
     if as_json:
         click.echo(
-            json.dumps({"url": mask_secrets(url), "runs": runs, "others": len(skipped)}, indent=1)
+            json.dumps({"url": mask_secrets(url), "runs": runs, "others": skipped}, indent=1)
         )
         return
     if runs:
@@ -59,14 +59,15 @@ def runs(url: str, order: str, as_json: bool) -> None:
     if not runs:
         click.echo(f"no runs in {mask_secrets(url)}")
     if skipped:
-        click.echo(
-            f"skipped {pluralize(len(skipped), 'other object')}: {_name_few(skipped)}", err=True
-        )
+        listed = ", ".join([*map(_shorten, names), *(["…"] if skipped > len(names) else [])])
+        click.echo(f"skipped {pluralize(skipped, 'other object')}: {listed}", err=True)
 
 
-def _name_few(names: list[str]) -> str:
-    """Return the first names, and a sign that there are more."""
-    return ", ".join(names[:MAX_NAMED_OBJECTS]) + ", …" * (len(names) > MAX_NAMED_OBJECTS)
+def _shorten(name: str) -> str:
+    """Return a name of a bucket that others may write to: printable, and not too long."""
+    printable = "".join(letter if letter.isprintable() else "?" for letter in name)
+    is_long = len(printable) > MAX_SHOWN_NAME
+    return printable[:MAX_SHOWN_NAME] + "…" * is_long
 
 
 def _sort_last_if_none(value: float | None) -> tuple[bool, float]:
@@ -84,7 +85,7 @@ def _make_table(runs: list[dict[str, Any]]) -> Table:
     now = time.time()
     for run in runs:
         limit = "" if run["max_layers"] is None else f" of {run['max_layers']}"
-        suffixes = train_suffix(0, bool(run["leave_one_out"])), ""
+        suffixes = train_suffix(run["copies"] or 0, bool(run["leave_one_out"])), ""
         accuracies = zip((run["train"], run["validation"]), suffixes, strict=True)
         table.add_row(
             Text(run["name"]),
