@@ -97,6 +97,21 @@ class Backend:
         """
         return to_host(array)
 
+    def retain(self, array: Any) -> Any:
+        """Return an array that stays for long where it does not divide the memory of a GPU.
+
+        Parameters
+        ----------
+        array : ndarray
+            An array of this backend, of any shape.
+
+        Returns
+        -------
+        ndarray
+            On a GPU a copy in memory that no temporary array is taken from, else the array itself.
+        """
+        return self._device().retain(array) if self.on_gpu else array
+
     def offload(self, array: Any) -> Any:
         """Start to copy an array of a GPU to main memory, to free the memory of the GPU.
 

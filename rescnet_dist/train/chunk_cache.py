@@ -100,7 +100,9 @@ class ChunkCache:
             self.states.pop(start, None)
             self.offloaded.pop(start, None)
             if self._fits_device(state) and has_room(backend):
-                self.states[start], self.backend = state, backend
+                maps, scores = (self._retain(a, backend) for a in (state.maps, state.scores))
+                self.states[start] = replace(state, maps=maps, scores=scores)
+                self.backend = backend
             elif self.device_bytes is not None:
                 self._put_in_host(start, state, backend)
 
@@ -111,18 +113,23 @@ class ChunkCache:
         others = (other for start, other in self.states.items() if start not in self.offloaded)
         return sum(other.nbytes for other in others) + state.nbytes <= self.device_bytes
 
+    def _retain(self, array: Any, backend: Backend) -> Any:
+        """Return an array that leaves the memory of the GPU whole if it is to be filled."""
+        return array if self.device_bytes is None else backend.retain(array)
+
     def _put_in_host(self, start: int, state: ChunkState, backend: Backend) -> None:
         """Cache a state whose maps wait in main memory; at most one copy is under way."""
         if self.last_offloaded is not None:
             self.last_offloaded.wait()
         if has_room(Backend()):
             self.offloaded[start] = self.last_offloaded = backend.offload(state.maps)
-            self.states[start], self.backend = replace(state, maps=None), backend
+            scores = self._retain(state.scores, backend)
+            self.states[start], self.backend = replace(state, maps=None, scores=scores), backend
 
     def put_images(self, start: int, images: Any, backend: Backend) -> None:
         """Cache the images (n, H, W, d) of a chunk if there is room."""
         if has_room(backend):
-            self.images[start], self.backend = images, backend
+            self.images[start], self.backend = self._retain(images, backend), backend
 
     def get_features(self, start: int, layer: int) -> Any:
         """Return the features (n, D) of a chunk in this layer, which stay; None if not cached."""

@@ -74,7 +74,8 @@ def test_maps_in_main_memory_change_no_bit(
     spec = SPEC.replace(local_contrast=True, rectify=True, store_dtype="float16")
     run = GPU_RUN.replace(chunk_images=100)
     fit(tmp_path / "gpu", run, spec)
-    choose, offload, offloaded = loop.choose_tier, Backend.offload, []
+    choose, offload, offloaded = loop.choose_tier, Backend.offload, list[int]()
+    retain, retained = Backend.retain, list[int]()
 
     def choose_host(*arguments: Any) -> Any:
         tier = choose(*arguments)
@@ -93,10 +94,17 @@ def test_maps_in_main_memory_change_no_bit(
         return offload(self, array)
 
     monkeypatch.setattr(loop, "choose_tier", choose_host)
+
+    def count_retained(self: Backend, array: Any) -> Any:
+        retained.append(array.nbytes)
+        return retain(self, array)
+
     monkeypatch.setattr(Backend, "offload", count)
+    monkeypatch.setattr(Backend, "retain", count_retained)
     fit(tmp_path / "host", run, spec)
     chunks = RunState.of(RunStore.open(tmp_path / "host")).plan.chunks
     assert chunks / 4 < len(offloaded) / spec.max_layers < chunks
+    assert retained.count(max(offloaded)) >= spec.max_layers  # maps of those that stay
     found, expected = read_weights(tmp_path / "host"), read_weights(tmp_path / "gpu")
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
@@ -138,3 +146,31 @@ def test_device_memory_stays_within_the_plan(
     planned += cached_bytes(problem, spec, 100_000, features=features)
     print(f"used {pool.total_bytes() / 2**30:.1f} GiB, planned {planned / 2**30:.1f} GiB")
     assert 0.4 * planned < pool.total_bytes() < planned
+
+
+def test_retained_arrays_do_not_divide_the_memory(backend: Backend) -> None:
+    """What remains of the block that an array was taken from can be returned to the GPU."""
+    xp, size = backend.xp, 2**28
+    pool = xp.get_default_memory_pool()
+    if pool.get_limit():
+        pytest.skip("with CUPY_GPU_MEMORY_LIMIT arrays stay where they are")
+    backend.get(backend.retain(xp.arange(8, dtype=np.float32)))  # loads the kernels
+    backend.free()
+    before = pool.total_bytes()
+
+    block = xp.zeros(4 * size, np.uint8)
+    del block  # the pool has one large block now, which the next array divides
+    array = xp.arange(size // 4, dtype=np.float32)
+    retained = backend.retain(array)
+    backend.free()
+    assert pool.total_bytes() >= before + 4 * size
+    del array
+    backend.free()
+    assert pool.total_bytes() == before
+    np.testing.assert_array_equal(backend.get(retained[-8:]), np.arange(size // 4)[-8:])
+
+    used, (_, total, _) = backend.used_memory_fraction(), backend.memory()
+    del retained
+    backend.free()
+    freed = (used - backend.used_memory_fraction()) * total
+    assert freed == pytest.approx(size, rel=0.1)

@@ -25,6 +25,7 @@ ALIGNMENT_NUMBERS = 32  # sides of matrices are padded to a multiple of it for m
 # The pairs of parts, left and right, that are multiplied if matrices have 1 or 2 parts
 PRODUCT_PARTS = {1: ((0, 0),), 2: ((0, 0), (0, 1), (1, 0))}
 _matmul_precision: ContextVar[str] = ContextVar("matmul_precision", default="split")
+_RETAINED_POOL = cupy.cuda.MemoryPool()  # of arrays that stay
 
 
 @cache
@@ -53,14 +54,38 @@ def used_memory_fraction() -> float:
     Memory that CuPy has pooled for later use counts as free. If other processes have left less than
     this process may use, the rest counts as used.
     """
-    pool, limit = cupy.get_default_memory_pool(), memory()[2]
-    available = cupy.cuda.Device().mem_info[0] + pool.free_bytes()
-    return float(1 - min(limit - pool.used_bytes(), available) / limit)
+    pools, limit = (cupy.get_default_memory_pool(), _RETAINED_POOL), memory()[2]
+    used = sum(pool.used_bytes() for pool in pools)
+    available = cupy.cuda.Device().mem_info[0] + sum(pool.free_bytes() for pool in pools)
+    return float(1 - min(limit - used, available) / limit)
+
+
+def retain(array: Array) -> Array:
+    """Copy an array (any shape) that stays to memory that temporary arrays are not taken from.
+
+    CuPy divides the blocks of its pool, and an array that stays keeps the rest of its block from
+    being returned. Many of them leave pieces that are too small for the arrays of a chunk.
+
+    The array itself is returned if CUPY_GPU_MEMORY_LIMIT is set, which holds for each pool, and if
+    there is no memory for a copy.
+    """
+    pool = cupy.get_default_memory_pool()
+    if pool.get_limit():
+        return array
+    for is_last in (False, True):
+        try:
+            with cupy.cuda.using_allocator(_RETAINED_POOL.malloc):
+                return array.copy()
+        except cupy.cuda.memory.OutOfMemoryError:
+            if not is_last:
+                pool.free_all_blocks()  # a pool that has no memory frees its own blocks alone
+    return array
 
 
 def free() -> None:
     """Release the memory, of the GPU and pinned main memory, that CuPy has pooled for later use."""
     cupy.get_default_memory_pool().free_all_blocks()
+    _RETAINED_POOL.free_all_blocks()
     cupy.get_default_pinned_memory_pool().free_all_blocks()
 
 
