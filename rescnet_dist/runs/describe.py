@@ -49,11 +49,17 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
             f"The run at {run} has not started: its data are still being written, or were never "
             "completely written. Try again later, or remove it and train again."
         )
-    if problem := find_contradiction(max(0, len(commits) - 1), result):
-        raise CorruptDataError(f"The run at {run} is damaged: {problem}")
+    claimed = is_claimed(run.location)
+    if find_contradiction(max(0, len(commits) - 1), result):
+        if claimed:
+            result = None  # the layers that it needs are being computed again
+        else:  # unless they have been, since the records were read
+            commits, result = run.commits(), run.result()
+            if problem := find_contradiction(max(0, len(commits) - 1), result):
+                raise CorruptDataError(f"The run at {run} is damaged: {problem}")
     state, history = RunState.from_attributes(run, attributes), History.of(list(commits), result)
     accuracies = {accuracy.layer: accuracy for accuracy in history.accuracies}
-    claimed, reason = is_claimed(run.location), result.get("reason") if result else None
+    reason = result.get("reason") if result else None
     test = None
     if result and reason and not claimed:
         test = _find_test(run, result["depth"], len(commits) - 1)

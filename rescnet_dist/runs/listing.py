@@ -136,11 +136,13 @@ def check_no_folder_of_runs(url: str) -> None:
     location = Location.of(url)
     try:
         names = location.list_entries() or {}
-        folders = [location / name for name in sorted(names) if names[name]]
+        if _is_run(location, names):
+            return
+        folders = (location / name for name in sorted(names) if names[name])
         found = next((own for own in folders if _is_run(own, own.list_entries() or {})), None)
     except StoreReadError:
         return
-    if found and not _is_run(location, names):
+    if found:
         raise StoreReadError(
             f"{location} is a folder of runs, not a run. Name one of them, such as {found}; "
             f"`rescnet runs {location}` lists them."

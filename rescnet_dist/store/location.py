@@ -261,7 +261,10 @@ class Location:
         self._write(lambda: backend.remove(path))
 
     def read_json(self) -> Any:
-        """Read the JSON record at this location; None if there is none."""
+        """Read the JSON record at this location; None if there is none.
+
+        Raise CorruptDataError if it is damaged.
+        """
         if (text := self._read_object()) is None:
             return None
         try:
@@ -271,7 +274,7 @@ class Location:
             if b"\\ud" in text.lower():
                 _check_text(record)
         except (ValueError, RecursionError) as error:
-            raise StoreReadError(
+            raise CorruptDataError(
                 f"{self.url} is not valid JSON ({error}). The record is damaged; remove it, then "
                 "resume the run, which writes it anew."
             ) from None

@@ -339,10 +339,13 @@ class RunStore:
         """Write the record that commits a step."""
         (self.location / f"commits/{step:04d}.json").write_json({"step": step, **record})
 
-    def commits(self, known: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+    def commits(
+        self, known: Sequence[dict[str, Any]] = (), *, problems: list[str] | None = None
+    ) -> list[dict[str, Any]]:
         """Read the records of the committed steps 0, 1, …, up to the first one that is missing.
 
-        The `known` records are not read again, as long as the last of them is unchanged.
+        The `known` records are not read again, as long as the last of them is unchanged. A damaged
+        record raises CorruptDataError; with `problems`, it ends the list, and is described there.
         """
         names = (self.location / "commits").names()
         # The last one is read again, as another run may have been started here since.
@@ -350,7 +353,13 @@ class RunStore:
         for name in names:
             if name != f"{len(records):04d}.json":
                 continue
-            records.append(self._read_commit(len(records)) or {})
+            try:
+                records.append(self._read_commit(len(records)) or {})
+            except CorruptDataError as error:
+                if problems is None:
+                    raise
+                problems.append(str(error))
+                break
             if len(records) == len(known) and records[-1] != known[-1]:
                 return self.commits()
         return records
@@ -402,11 +411,11 @@ class RunStore:
     def _read_checksum_file(self, step: int, path: str, own: list[int]) -> dict[str, list[int]]:
         """Read checksums that `store_checksums` has written; `own` is that of the file, in a list.
 
-        Raise StoreReadError if the file does not have it.
+        Raise CorruptDataError if the file does not have it.
         """
         found = (self.location / path).read_json()
         if not isinstance(found, dict) or [checksum_json(found)] != own:
-            raise StoreReadError(
+            raise CorruptDataError(
                 f"{self.location.url}/{path} is missing or damaged. Restore a copy of it. Without "
                 f"one, remove commits/{step:04d}.json, then resume the run, which computes this "
                 "step and later ones again."
@@ -473,7 +482,7 @@ def calibration_records(
 def _read_record(location: Location, kind: Any) -> dict[str, Any] | None:
     """Read the JSON record at a location; None if there is none.
 
-    Raise StoreReadError if it is not of its kind, a TypedDict of `schema`.
+    Raise CorruptDataError if it is not of its kind, a TypedDict of `schema`.
     """
     record = location.read_json()
     if record is None:
@@ -482,7 +491,7 @@ def _read_record(location: Location, kind: Any) -> dict[str, Any] | None:
     if not error and len({len(row) for row in record.get("counts", ())}) > 1:
         error = "counts has rows of different lengths"
     if error:
-        raise StoreReadError(
+        raise CorruptDataError(
             f"{location.url} is damaged ({error}). It should have the entries "
             f"{', '.join(sorted(kind.__required_keys__))}; remove it, then resume the run, which "
             "writes it anew."

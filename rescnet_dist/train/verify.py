@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rescnet_dist.cluster.tasks import call_each
-from rescnet_dist.errors import StoreReadError
+from rescnet_dist.errors import StoreReadError, pluralize
 from rescnet_dist.kernels import Backend
 from rescnet_dist.planning.plan import Group
 from rescnet_dist.runs.history import find_contradiction
@@ -35,22 +35,40 @@ def verify_run(url: str | os.PathLike[str]) -> list[str]:
         One description per problem; empty if everything is as committed.
     """
     run = RunStore.open(url)
-    problems = list(_find_missing_commits(run))
-    commits = run.commits()
+    damaged = list[str]()
+    commits = run.commits(problems=damaged)
     steps = range(len(commits))
     stored_layer = last_saved(commits)
-    problems += _check_result(run, len(steps) - 1)
-    calls: list[tuple[Any, ...]] = []
+    problems = list(_find_missing_commits(run)) + damaged
+    if not damaged:
+        problems += _check_result(run, len(steps) - 1)
+    arrays: list[tuple[str, list[int]]] = []
     for step in steps:
+        if commits[step]["step"] != step:
+            problems.append(
+                f"commits/{step:04d}.json is the record of step {commits[step]['step']}. Remove "
+                "it, then resume the run, which writes it anew."
+            )
         try:
-            calls += [
-                (_verify_chunks, run, *batch)
-                for batch in _list_committed_chunks(run, step, is_last=step == stored_layer)
-            ]
+            arrays += _iter_kept_arrays(run, step, is_last=step == stored_layer)
         except StoreReadError as error:  # a file with checksums is damaged
             problems.append(str(error))
+    calls: list[tuple[Any, ...]] = []
+    exists = call_each(_exists, [(run, path) for path, _ in arrays])
+    for (path, checksums), is_there in zip(arrays, exists, strict=True):
+        if not is_there:
+            problems.append(f"{path} is missing, with {pluralize(len(checksums), 'chunk')}.")
+            continue
+        for first in range(0, len(checksums), CHUNKS_PER_TASK):
+            batch = checksums[first : first + CHUNKS_PER_TASK]
+            calls.append((_verify_chunks, run, path, first, batch))
     calls += [(_verify_layer, run, step) for step in steps]
     return problems + [problem for found in call_each(_call, calls) for problem in found]
+
+
+def _exists(run: RunStore, path: str) -> bool:
+    """Return whether an array of a run is stored; its images may be elsewhere."""
+    return path == "data/images" or (run.location / path / "zarr.json").exists()
 
 
 def _call(function: Callable[..., list[str]], *arguments: Any) -> list[str]:
@@ -75,13 +93,12 @@ def _check_result(run: RunStore, layers: int) -> list[str]:
     return [problem] if problem else []
 
 
-def _list_committed_chunks(
+def _iter_kept_arrays(
     run: RunStore, step: int, *, is_last: bool
-) -> Iterator[tuple[str, int, list[int]]]:
-    """Yield path, number of the first chunk, and checksums of batches of chunks.
+) -> Iterator[tuple[str, list[int]]]:
+    """Yield path and checksums of the arrays that were committed with a step and are kept.
 
-    They are those of all arrays that were committed with a step and are kept. is_last says whether
-    it is the last step whose maps were stored.
+    is_last says whether it is the last step whose maps were stored.
     """
     run_spec = RunState.of(run).run_spec
     # a run that keeps no maps removes them when it is done
@@ -92,8 +109,7 @@ def _list_committed_chunks(
         if path.startswith(UNSAVED_PREFIX):
             continue
         if path.startswith("data/") or has_maps:
-            for first in range(0, len(checksums), CHUNKS_PER_TASK):
-                yield path, first, checksums[first : first + CHUNKS_PER_TASK]
+            yield path, checksums
 
 
 def _verify_chunks(run: RunStore, path: str, first: int, checksums: Sequence[int]) -> list[str]:

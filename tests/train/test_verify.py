@@ -27,7 +27,7 @@ from rescnet_dist import (
 )
 from rescnet_dist.cli import main
 from rescnet_dist.errors import CorruptDataError, StoreReadError
-from rescnet_dist.events import ChunkRebuilt
+from rescnet_dist.events import ChunkRebuilt, RunStarted
 from rescnet_dist.lifecycle import begin
 from rescnet_dist.runs import describe_run
 from rescnet_dist.store import Checksums, checksum
@@ -168,6 +168,12 @@ def test_removed_maps_are_rebuilt(
     """All of them are rebuilt from the layers and the images."""
     for name in removed:
         shutil.rmtree(run / name)
+    problems = verify_run(run)
+    assert problems == [
+        f"{name}/0002 is missing, with 4 chunks."
+        for name in ("maps", "scores")
+        if {name, f"{name}/0002"} & set(removed)
+    ]
     assert len(resume_and_compare(run, undamaged)) == 4
 
 
@@ -195,6 +201,41 @@ def test_damaged_layer_is_named_and_not_used(
         load(run).predict(load_digits("test")[0][:2, ::2, ::2])
 
 
+@pytest.mark.parametrize("text", ["{", "{}", "[]"])
+def test_damaged_commit_hides_no_other_damage(run: Path, text: str) -> None:
+    """The steps before it are verified."""
+    (run / "commits/0002.json").write_text(text)
+    flip(run / SMALL["layer 1"])
+    record, layer = verify_run(run)
+    assert "commits/0002.json is" in record
+    assert "remove it, then resume the run" in record
+    assert layer.startswith("layer 1: ")
+    assert CliRunner().invoke(main, ["check", str(run)]).exit_code == 1
+
+
+def test_record_of_another_step_is_found(run: Path) -> None:
+    """As if it had been copied from one name to another."""
+    shutil.copyfile(run / "commits/0001.json", run / "commits/0002.json")
+    assert any("commits/0002.json is the record of step 1" in line for line in verify_run(run))
+
+
+def test_run_that_computes_lost_layers_again_can_be_described(run: Path, client: Client) -> None:
+    """Its result is older than its records until it is done; pages show it meanwhile."""
+    (run / "commits/0001.json").unlink()
+    with pytest.raises(CorruptDataError, match="has a depth of 2, but 0 layers"):
+        describe_run(run)
+    states = list[str]()
+
+    def describe(event: Any) -> None:
+        if isinstance(event, RunStarted):
+            states.append(describe_run(run)["state"])
+
+    ResCNetClassifier.resume(run, listeners=[describe])
+    assert states
+    assert set(states) == {"running"}
+    assert describe_run(run)["state"] == "done"
+
+
 def test_stale_scores_are_found(run: Path) -> None:
     """The scores are readable, but not those that were committed."""
     shutil.copyfile(run / "scores/0002/c/0/0", run / "scores/0002/c/2/0")
@@ -213,10 +254,11 @@ def test_missing_commit_is_found(run: Path) -> None:
     ("damage", "words"),
     [
         (lambda run: (run / "commits/0002.json").unlink(), "has a depth of 2, but 1 layers"),
+        (lambda run: (run / "commits/0002.json").write_text("{"), "0002.json is not valid JSON"),
         (lambda run: (run / "result.json").write_text('{"depth"'), "result.json is not valid JSON"),
         (lambda run: (run / "zarr.json").unlink(), "a run that has lost its zarr.json"),
     ],
-    ids=["commit", "result", "attributes"],
+    ids=["no commit", "commit", "result", "attributes"],
 )
 def test_all_commands_report_damaged_record(
     run: Path, damage: Callable[[Path], Any], words: str
@@ -225,9 +267,10 @@ def test_all_commands_report_damaged_record(
     record = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(record | {"depth": 2}))
     damage(run)
+    is_run = (run / "zarr.json").exists()  # else `check` cannot tell
     for command in ("info", "check", "report"):
         result = CliRunner().invoke(main, [command, str(run)])
-        assert result.exit_code in (1, 2), (command, result.output)
+        assert result.exit_code == (1 if command == "check" and is_run else 2), result.output
         assert words in result.output
     (found,) = find_runs(run)
     assert found["state"] == "damaged"
@@ -304,6 +347,11 @@ def test_exit_code_of_check_command(run: Path) -> None:
     broken = CliRunner().invoke(main, ["check", str(run), "--json"])
     assert broken.exit_code == 1
     assert "maps/0002, chunk 1" in json.loads(broken.output)["problems"][0]
+    text = CliRunner().invoke(main, ["check", str(run)]).output
+    assert "`rescnet resume` computes those of the last layer" in text
+    (run / CHUNKS["data/labels"]).unlink()  # which cannot be computed
+    text = CliRunner().invoke(main, ["check", str(run)]).output
+    assert "rescnet resume" not in text
     assert CliRunner().invoke(main, ["check", str(run / "no")]).exit_code == 2
 
 

@@ -24,6 +24,7 @@ from rescnet_dist.store import (
 )
 from rescnet_dist.train import verify_run
 
+COMPUTED_AGAIN = "maps/", "scores/"  # arrays of a run
 NETWORK_FORMATS = (NETWORK_FORMAT, FUSED_FORMAT)
 
 
@@ -38,6 +39,11 @@ def check(url: str, as_json: bool, **flags: Any) -> None:
         click.echo(json.dumps({"url": mask_secrets(url), "problems": problems}))
     else:
         click.echo("\n".join(problems) or f"{mask_secrets(url)}: {stored}")
+        if problems and all(problem.startswith(COMPUTED_AGAIN) for problem in problems):
+            click.echo(
+                "`rescnet resume` computes those of the last layer that is stored again, if the "
+                "run has more layers to grow (--max-layers)."
+            )
     sys.exit(1 if problems else 0)
 
 
