@@ -7,6 +7,9 @@ import os
 # Before NumPy is imported. Threads of OpenBLAS wait actively for 2²⁶ cycles after each call, on
 # cores that other tests need: a third of the suite's CPU time. 4 is the least that it takes.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+# Schedulers and workers look 50 times a second whether their event loop is blocked, two thirds of
+# what idle clusters take: 5 % of a core each. Before Dask is imported, and for other processes.
+os.environ.setdefault("DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL", "1s")
 
 import gc
 import shutil

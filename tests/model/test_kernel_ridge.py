@@ -92,9 +92,15 @@ def test_predictions_do_not_depend_on_memory(
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize(
+    ("saved", "thread_counts"), [(False, (2, 100)), (True, (5,))], ids=["run", "saved"]
+)
 def test_parts_of_the_training_images_give_the_same_bits(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    saved: bool,
+    thread_counts: tuple[int, ...],
 ) -> None:
     """Of images in memory and lazy ones, on a cluster and without one, however many threads."""
     clf = train(tmp_path / "run", augment=AugmentSpec(copies=1, shift=1))
@@ -107,7 +113,7 @@ def test_parts_of_the_training_images_give_the_same_bits(
     assert network.predictor.count_parts(1, 1) == 1
     expected = network.staged_scores(X), network.scores(X, averaged, layer=2)
     assert not np.array_equal(expected[0][:, 1], expected[0][:, 2])
-    for threads in (2, 5, 100):
+    for threads in thread_counts:
         monkeypatch.setattr(Network, "_count_threads", lambda self, n=threads: n)
         assert network.predictor.count_parts(1, threads) == min(threads, 7)  # 480 images in 70s
         assert network.predictor.count_parts(2, threads) == min(-(-threads // 2), 7)

@@ -398,7 +398,7 @@ def test_commands_take_a_fused_network(
     record = json.loads(rescnet("fuse", *urls, "--data", data, "--flips", "-o", out, "--json"))
     fused = rd.fuse(networks, *held_out, augment=MIRROR)
     weights = [n["weight"] for n in record["networks"]]
-    assert weights == pytest.approx(fused.weights.tolist(), abs=1e-6)  # other batches
+    assert weights == pytest.approx(fused.weights.tolist(), abs=1e-6)  # other batches in float32
     assert fused.held_out is not None
     assert record["accuracy"] == fused.held_out.accuracy
     described = json.loads(rescnet("info", out, "--json"))
