@@ -56,8 +56,18 @@ def write_images(folder: Path, n: int, shape: tuple[int, int, int], dtype: str) 
 
 def read_peak_rss() -> int:
     """Return the peak resident bytes of this process; run on workers."""
+    return read_status("VmHWM")
+
+
+def read_file_rss() -> int:
+    """Return the resident bytes of files, as of libraries, in this process; run on workers."""
+    return read_status("RssFile")
+
+
+def read_status(name: str) -> int:
+    """Return the bytes of an entry of this process's status."""
     status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024
+    return int(re.search(rf"{name}:\s+(\d+)", status)[1]) * 1024
 
 
 # Spec, number, shape and dtype of the images, run, and threads of the one worker.
@@ -126,7 +136,11 @@ FAST_CASES = ("small",)
     [case if case in FAST_CASES else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
 )
 def test_peak_memory_of_workers_matches_the_plan(tmp_path: Path, case: str) -> None:
-    """Peak resident memory is between half of the estimate and the estimate."""
+    """Peak resident memory is between half of the estimate and the estimate.
+
+    Pages of libraries that were mapped after the plan are not counted. How many of those in its
+    cache the kernel maps differs by 40 MiB for LLVM, and it takes them back if it needs memory.
+    """
     spec, n, shape, dtype, run, threads = CASES[case]
     url = write_images(tmp_path, n, shape, dtype)
     with (
@@ -140,10 +154,16 @@ def test_peak_memory_of_workers_matches_the_plan(tmp_path: Path, case: str) -> N
         Client(cluster) as client,
     ):
         planned = rd.plan(url, spec=spec, run=run, measure=False)
+        (files_before,) = client.run(read_file_rss).values()
         clf = ResCNetClassifier(spec, run=run, store=tmp_path / "run").fit(url)
-        (measured,) = client.run(read_peak_rss).values()
-    ratio = measured / planned.peak_memory
-    print(f"{case}: {measured / MIB:.0f} of {planned.peak_memory / MIB:.0f} MiB, {ratio:.2f}")
+        (peak,) = client.run(read_peak_rss).values()
+        (files,) = client.run(read_file_rss).values()
+    mapped = max(0, files - files_before)
+    ratio = (peak - mapped) / planned.peak_memory
+    print(
+        f"{case}: {peak / MIB:.0f}, {mapped / MIB:.0f} of them mapped files, of "
+        f"{planned.peak_memory / MIB:.0f} MiB, {ratio:.2f}"
+    )
     assert 0.5 <= ratio <= 1.0
     assert clf.network_.architecture.feature_count(1) == planned.features
     assert RunStore.open(tmp_path / "run").attributes()["plan"] == planned.plan.to_dict()
