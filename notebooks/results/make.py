@@ -533,10 +533,21 @@ def format_table(results: list[dict[str, Any]]) -> str:
     for _, group in itertools.groupby(results, key=lambda result: result["name"]):
         records = list(group)
         lines += format_runs(records)
-        settings = [record["spec"]["network"] | record["spec"]["augment"] for record in records]
-        if len(records) > 1 and all(own == settings[0] for own in settings):
+        if len(records) > 1 and have_same_settings(records):
             lines.append(format_mean(records))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def have_same_settings(results: list[dict[str, Any]]) -> bool:
+    """Return whether results have the same network and copies.
+
+    Older records lack options that were added later, which have their default.
+    """
+    defaults = NetworkSpec().to_dict() | AugmentSpec().to_dict()
+    settings = [
+        defaults | result["spec"]["network"] | result["spec"]["augment"] for result in results
+    ]
+    return all(own == settings[0] for own in settings)
 
 
 def format_mean(results: list[dict[str, Any]]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import json
@@ -349,7 +350,10 @@ def test_several_seeds_have_a_row_of_their_mean(script: Any, tmp_path: Path) -> 
     assert script.name_record("digits", None) == script.name_record("digits", 0) == "digits"
     stored = json.loads((SCRIPT.parent / "digits.json").read_text())
     for seed, test in ((2, 0.98), (0, 0.97), (1, 0.99)):
-        record = json.dumps(stored | {"seed": seed, "test": test})
+        spec = copy.deepcopy(stored["spec"])
+        if seed == 1:
+            del spec["network"]["store_dtype"]  # as in a record from before there was the option
+        record = json.dumps(stored | {"seed": seed, "test": test, "spec": spec})
         (tmp_path / f"{script.name_record('digits', seed)}.json").write_text(record)
     assert sorted(p.stem for p in tmp_path.iterdir()) == ["digits", "digits-seed1", "digits-seed2"]
     rows = [
@@ -679,6 +683,32 @@ def test_page_shows_the_trials_of_the_papers_head() -> None:
         )
     assert shown[2:] == expected
     assert f"{record['gpu_seconds']} s of layers on one H200" in section
+
+
+def test_page_shows_the_trials_of_multi_layer_pcanet() -> None:
+    """Rows and ridges have the numbers of the recorded trials."""
+    record = json.loads((SCRIPT.parent / "trials/multilayer-pcanet.json").read_text())
+    section = TRIALS_PAGE.read_text().partition("Why Multi-layer PCANet")[2].partition("\n## ")[0]
+    rows = [re.split(r" *\| *", line.strip("|* ")) for line in section.splitlines()]
+    shown = [[cell.replace("*", "").strip() for cell in row] for row in rows if len(row) == 6]
+    expected, ridges = list[list[str]](), {}
+    for trial in record["trials"]:
+        curve, options = trial["curve"], dict(trial["options"])
+        ridge, best = options.pop("ridge"), max(curve)
+        if "each_layer" in trial:
+            name = ", ".join([f"ridge {ridge:g}", *(f"`{option}`" for option in sorted(options))])
+            name += "" if options else " (the preset)"
+            numbers = curve[-1], trial["each_layer"][-1], trial["sum_of_logits"][-1]
+            deepest = (f"{number:.1f}" for number in numbers)
+            best_cell = f"{best:.1f}, {curve.index(best) + 1}"
+            expected.append([name, f"{curve[0]:.1f}", best_cell, *deepest])
+        elif not options:
+            ridges[ridge] = best
+    assert sorted(shown[2:]) == sorted(expected)
+    words = " ".join(section.split())
+    *first, last = (f"{ridge:g}" for ridge in ridges)
+    *bests, worst = (f"{best:.1f}" for best in ridges.values())
+    assert f"{', '.join(first)} and {last} have {', '.join(bests)} and {worst} %" in words
 
 
 def test_page_shows_the_screening() -> None:
