@@ -246,7 +246,10 @@ def patch_moments(inputs: LayerInput, size: int, input_sums: InputSums) -> Patch
     products = operations.patch_products(inputs, size, shift, extent)
     offset = np.tile(shift.astype(np.float64), size * size)
     mean = _sum_patches(sums, size) / count - offset
-    return PatchMoments(count, mean + offset, products - np.outer(mean, mean) * count)
+    between = np.outer(mean, mean)
+    between *= count
+    products -= between
+    return PatchMoments(count, mean + offset, products)
 
 
 def _sum_patches(sums: Array, size: int) -> Array:

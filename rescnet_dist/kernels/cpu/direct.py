@@ -15,6 +15,7 @@ from rescnet_dist.kernels.cpu.registers import add_tile, split_vectors
 from rescnet_dist.kernels.cpu.vectors import LANES, MAX_VECTORS, TILE_ROWS
 
 BLOCK_PIXELS = 112  # whose products are summed at a time: their neighbors stay in the fastest cache
+LINE_PIXELS = 64  # the same of lines at the border, whose neighbors are far from each other
 SLACK = 64  # floats after the last pixel, which vectors and tiles that end there read, too
 CONVOLVE_SIGNATURE = (
     "void(float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], float32[::1], float32[::1], int64, "
@@ -141,8 +142,18 @@ def sum_rectangles(
         own_rows[row] = row
     count = len(totals)
     pending = np.empty(count, np.int64)
+    windows = np.empty((count, 4), np.int64)
     for index in range(count):
         pending[index] = 0
+        down, top, _, left, right = rectangles[index]
+        skipped = 0 if down else reach  # positions of a window
+        # Those that are outside of the image for all pixels are left out.
+        used = max(0, reach + 1 - right - skipped) * channels // LANES * LANES
+        end = (min(2 * reach + 1, width + reach - left) - skipped) * channels
+        windows[index, 0] = top * line + (reach + left) * channels + first_channel
+        windows[index, 1] = (top + down) * line + (left + skipped) * channels
+        windows[index, 2] = used
+        windows[index, 3] = (end - used + LANES - 1) // LANES
     scale = np.empty(channels, np.float32)
     for start in range(0, len(rows), batch):
         m = min(batch, len(rows) - start)
@@ -154,44 +165,61 @@ def sum_rectangles(
                 place = i * image + y * line + reach * channels
                 inside = padded[place : place + width * channels]
                 write_line(first[n, y], second[n, y], shift, scale, inside)
+            for index in range(count):
+                lines = rectangles[index, 2] - rectangles[index, 1]
+                length = rectangles[index, 4] - rectangles[index, 3]
+                if lines > 1 and length > 1:  # while the image is in the cache
+                    _add_blocks(
+                        padded, i * image, windows[index], line, channels, lines, length,
+                        BLOCK_PIXELS, max_pixels, own_rows, sums[index], totals[index],
+                        pending, index,
+                    )  # fmt: skip
         for index in range(count):
-            down, top, bottom, left, right = rectangles[index]
-            skipped = 0 if down else reach  # positions of a window
-            # Those that are outside of the image for all pixels are left out.
-            start_used = max(0, reach + 1 - right - skipped) * channels // LANES * LANES
-            end_used = (min(2 * reach + 1, width + reach - left) - skipped) * channels
-            parts = split_vectors((end_used - start_used + LANES - 1) // LANES)
-            a_start = top * line + (reach + left) * channels + first_channel
-            b_start = (top + down) * line + (left + skipped) * channels
-            if bottom - top == 1 or right - left == 1:
-                # one line of pixels of each image: all images at a time
-                length = (bottom - top) * (right - left)
-                step = channels if bottom - top == 1 else line
-                most = max(1, max_pixels // length)
-                for i in range(0, m, most):
-                    images = min(most, m - i)
-                    if pending[index] + images * length > max_pixels:
-                        _flush(sums[index], totals[index], pending, index)
-                    pending[index] += images * length
-                    _add_products(
-                        padded, a_start + i * image, b_start + i * image, image, step,
-                        images, length, start_used, parts, own_rows, sums[index],
-                    )  # fmt: skip
-                continue
-            step = max(1, BLOCK_PIXELS // (right - left))
-            for i in range(m):
-                for y in range(0, bottom - top, step):
-                    lines = min(step, bottom - top - y)
-                    if pending[index] + lines * (right - left) > max_pixels:
-                        _flush(sums[index], totals[index], pending, index)
-                    pending[index] += lines * (right - left)
-                    place = i * image + y * line
-                    _add_products(
-                        padded, a_start + place, b_start + place, line, channels,
-                        lines, right - left, start_used, parts, own_rows, sums[index],
-                    )  # fmt: skip
+            lines = rectangles[index, 2] - rectangles[index, 1]
+            length = rectangles[index, 4] - rectangles[index, 3]
+            if lines == 1 or length == 1:  # one line of pixels of each image: all images at a time
+                _add_blocks(
+                    padded, 0, windows[index], image, channels if lines == 1 else line, m,
+                    lines * length, LINE_PIXELS, max_pixels, own_rows, sums[index], totals[index],
+                    pending, index,
+                )  # fmt: skip
     for index in range(count):
-        _flush(sums[index], totals[index], pending, index)
+        _flush(sums[index], totals[index], windows[index], pending, index)
+
+
+@compile_part
+def _add_blocks(
+    padded: Array,
+    place: int,
+    window: Array,
+    outer_step: int,
+    inner_step: int,
+    outer: int,
+    inner: int,
+    block: int,
+    max_pixels: int,
+    own_rows: Array,
+    sums: Array,
+    total: Array,
+    pending: Array,
+    index: int,
+) -> None:
+    """Add the products of outer·inner pixels and their windows, `block` pixels at a time.
+
+    window (4,) are the places of the first pixel and of its window, behind `place`, the first float
+    of a window that is used, and the vectors that are.
+    """
+    step = max(1, block // inner)
+    for y in range(0, outer, step):
+        lines = min(step, outer - y)
+        if pending[index] + lines * inner > max_pixels:
+            _flush(sums, total, window, pending, index)
+        pending[index] += lines * inner
+        begin = place + y * outer_step
+        _add_products(
+            padded, begin + window[0], begin + window[1], outer_step, inner_step,
+            lines, inner, window[2], window[3], own_rows, sums,
+        )  # fmt: skip
 
 
 @compile_part
@@ -204,33 +232,40 @@ def _add_products(
     outer: int,
     inner: int,
     first: int,
-    parts: Array,
+    vectors: int,
     own_rows: Array,
     sums: Array,
 ) -> None:
-    """Add the products of pixels and their windows, from the float `first` on, to sums (c', w').
+    """Add the products of pixels and their windows to sums (c', w').
 
-    The first pixel and its window begin at these places of `padded`. parts are the vectors of each
-    part of a window that is multiplied at a time.
+    The first pixel and its window begin at these places of `padded`. Of a window, these are the
+    vectors from the float `first` on.
     """
     flat, span = sums.reshape(sums.size), sums.shape[1]
-    for a in range(0, len(sums), TILE_ROWS):
-        x = first
-        for vectors in parts:
+    count = (vectors + MAX_VECTORS - 1) // MAX_VECTORS
+    x = first
+    for part in range(count):
+        width = (part + 1) * vectors // count - part * vectors // count
+        for a in range(0, len(sums), TILE_ROWS):
             add_tile(
                 padded, pixel + a, own_rows, 0, outer_step, inner_step,
                 padded, window + x, outer_step, inner_step,
-                flat, a * span + x, span, outer, inner, vectors,
+                flat, a * span + x, span, outer, inner, width,
             )  # fmt: skip
-            x += vectors * LANES
+        x += width * LANES
 
 
 @compile_part
-def _flush(sums: Array, total: Array, pending: Array, index: int) -> None:
-    """Add sums (c', w') to total (c', w'), and set them to 0; pending[index] pixels were summed."""
+def _flush(sums: Array, total: Array, window: Array, pending: Array, index: int) -> None:
+    """Add sums (c', w') to total (c', w'), and set them to 0; pending[index] pixels were summed.
+
+    Only the part of the window that is used, see `_add_blocks`.
+    """
     if pending[index]:
+        begin, end = window[2], window[2] + window[3] * LANES
         for a in range(len(sums)):
-            for b in range(sums.shape[1]):
-                total[a, b] += sums[a, b]
-                sums[a, b] = 0
+            row, row_total = sums[a, begin:end], total[a, begin:end]
+            for b in range(end - begin):
+                row_total[b] += row[b]
+                row[b] = 0
         pending[index] = 0

@@ -17,8 +17,7 @@ WRITE_PATCHES_SIGNATURE = (
     "int64, float32[:,:,:,::1])"
 )
 GATHER_SUMS_SIGNATURE = (
-    "void(float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], float32[::1], float32[::1], "
-    "float64[:,:,::1])"
+    "void(float32[:,:,::1], int64[::1], float32[::1], float32[::1], float64[:,::1])"
 )
 
 
@@ -26,13 +25,14 @@ GATHER_SUMS_SIGNATURE = (
 def write_line(first: Array, second: Array, low: Array, scale: Array, line: Array) -> None:
     """Write (pixel − low)·scale of a row, first (W, f) and second (W, d), to line (W·c,)."""
     width, f, d = first.shape[0], first.shape[1], second.shape[1]
+    second_low, second_scale = low[f:], scale[f:]
     for x in range(width):
         pixel, into = first[x], line[x * (f + d) : x * (f + d) + f]
         for a in range(f):
             into[a] = (pixel[a] - low[a]) * scale[a]
-        second_pixel, into = second[x], line[x * (f + d) + f : (x + 1) * (f + d)]
+        pixel, into = second[x], line[x * (f + d) + f : (x + 1) * (f + d)]
         for a in range(d):
-            into[a] = (second_pixel[a] - low[f + a]) * scale[f + a]
+            into[a] = (pixel[a] - second_low[a]) * second_scale[a]
 
 
 @compile_part
@@ -75,25 +75,18 @@ def write_patches(
 
 
 @compile_kernel
-def gather_sums(
-    first: Array, second: Array, rows: Array, low: Array, high: Array, sums: Array
-) -> None:
-    """Update low and high (c,) by the extremes of the images `rows` (m,), and add them to sums.
+def gather_sums(images: Array, rows: Array, low: Array, high: Array, sums: Array) -> None:
+    """Update low and high (Wc,) by the extremes of the images `rows` (m,), and add them to sums.
 
-    first (n, H, W, f), second (n, H, W, d), sums (H, W, c).
+    images (n, H, Wc), sums (H, Wc). Extremes are those of a column and channel, so that the values
+    of a whole line are independent of each other.
     """
-    height, width, f, d = first.shape[1], first.shape[2], first.shape[3], second.shape[3]
-    for i in range(len(rows)):
-        for y in range(height):
-            for x in range(width):
-                pixel, total = first[rows[i], y, x], sums[y, x]
-                for a in range(f):
-                    low[a] = min(low[a], pixel[a])
-                    high[a] = max(high[a], pixel[a])
-                for a in range(f):
-                    total[a] += pixel[a]
-                second_pixel, total = second[rows[i], y, x], sums[y, x, f:]
-                for a in range(d):
-                    low[f + a] = min(low[f + a], second_pixel[a])
-                    high[f + a] = max(high[f + a], second_pixel[a])
-                    total[a] += second_pixel[a]
+    height, length = sums.shape
+    for y in range(height):
+        total = sums[y]
+        for i in range(len(rows)):
+            line = images[rows[i], y]
+            for x in range(length):
+                low[x] = min(low[x], line[x])
+                high[x] = max(high[x], line[x])
+                total[x] += line[x]

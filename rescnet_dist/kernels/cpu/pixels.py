@@ -22,13 +22,23 @@ def write_patches(inputs: LayerInput, size: int, low: Array, scale: Array, into:
 
 def gather_sums(inputs: LayerInput) -> tuple[Array, Array, Array]:
     """Return minimum and maximum (c,) of each channel, and the sum (H, W, c) over images."""
-    dtype, channels = inputs.images.dtype, inputs.shape[2]
-    low, high = np.full(channels, np.inf, dtype), np.full(channels, -np.inf, dtype)
-    sums = np.zeros(inputs.shape)
-    kernel("gather_sums")(inputs.maps, inputs.images, inputs.rows, low, high, sums)
+    parts = [_gather(images, inputs.rows) for images in (inputs.maps, inputs.images)]
+    low, high, sums = (np.concatenate(own, axis=-1) for own in zip(*parts, strict=True))
     if inputs.weights is not None:
         sums = _weighted_sums(inputs, inputs.weights)
-    return low.astype(np.float64), high.astype(np.float64), sums
+    return low, high, sums
+
+
+def _gather(images: Array, rows: Array) -> tuple[Array, Array, Array]:
+    """Return minimum and maximum (c,), and sum (H, W, c), of the rows (m,) of images."""
+    n, height, width, channels = images.shape
+    length = width * channels
+    low, high = np.full(length, np.inf, images.dtype), np.full(length, -np.inf, images.dtype)
+    sums = np.zeros((height, length))
+    kernel("gather_sums")(images.reshape(n, height, length), rows, low, high, sums)
+    low = low.reshape(width, channels).min(axis=0).astype(np.float64)
+    high = high.reshape(width, channels).max(axis=0).astype(np.float64)
+    return low, high, sums.reshape(height, width, channels)
 
 
 def _weighted_sums(inputs: LayerInput, weights: Array) -> Array:

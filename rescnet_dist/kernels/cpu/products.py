@@ -18,7 +18,7 @@ from rescnet_dist.kernels.cpu.loading import kernel, tile_shape
 from rescnet_dist.kernels.cpu.pixels import write_patches
 from rescnet_dist.kernels.inputs import LayerInput
 
-BATCH_BYTES = 2**20  # size of the padded images that are held at a time, for the cache
+BATCH_BYTES = 2 * 2**20  # size of the padded images that are held at a time, for the cache
 MAX_SUMMED_PIXELS = 1024  # one by one in single precision: sums of more would lose digits
 PAIR_BATCH_IMAGES = 512  # whose products are summed in single precision
 MAX_PAIR_PIXELS = 4096  # times channels, up to which products of all pairs of pixels are held
