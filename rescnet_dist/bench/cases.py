@@ -16,11 +16,13 @@ import numpy as np
 from rescnet_dist.bench import engine, exported, gpu, peers, prediction
 from rescnet_dist.bench.engine import BENCH_CLASSES
 from rescnet_dist.bench.timing import (
+    LONG_TURNS,
     SECONDS_SUFFIX,
     Result,
     best_seconds,
-    product_rate,
+    compare_with_products,
     run_on_all_cores,
+    seconds_in_turns,
     split_evenly,
 )
 from rescnet_dist.cluster import available_cores
@@ -89,8 +91,10 @@ def compare_with_torch(
     name: str, ours: Callable[[], Any], theirs: Callable[[], Any], n: int, bar: float
 ) -> list[Result]:
     """Return the time per image of ours, and of PyTorch if it is installed."""
-    seconds = best_seconds(theirs, 2) / n if peers.torch() else None
-    return [Result(name, best_seconds(ours) / n, {"PyTorch": seconds}, bar=bar)]
+    if not peers.torch():
+        return [Result(name, best_seconds(ours) / n, {"PyTorch": None}, bar=bar)]
+    seconds, torch_seconds = seconds_in_turns((ours, theirs))
+    return [Result(name, seconds / n, {"PyTorch": torch_seconds / n}, bar=bar)]
 
 
 # kernels ----------------------------------------------------------------------------------------
@@ -129,12 +133,12 @@ def products(quick: bool) -> list[Result]:
     operations = convolution_operations(32, 32, filters + 3, filters, size)
     scatter_operations = patch_operations(32, 32, filters + 3, size)
     return [
-        Result(
+        compare_with_products(
             f"{name}, 53 channels, k=3, relative to its operations at the rate of sgemm",
-            best_seconds(action) / n,
-            floor=count / product_rate(),
-            bar=MAX_PRODUCT_RATIO,
-            at_most=True,
+            action,
+            count,
+            MAX_PRODUCT_RATIO,
+            items=n,
         )
         for name, action, count in (
             ("convolution to 50", convolution, operations),
@@ -259,28 +263,25 @@ def layer(quick: bool) -> list[Result]:
         empty = [growing.empty(scatter=True) for _ in split_evenly(n)]
         gather_statistics(lambda part: fold(part, empty.pop()), n)
 
-    seconds = best_seconds(ours, 1)
-    theirs: dict[str, float | None] = {"PyTorch": None}
-    if library := peers.torch():
-        kernel = growing.bank.filters.transpose(3, 2, 0, 1)
-        tensors = peers.tensor(images), peers.tensor(maps)
-        weights = library.as_tensor(np.ascontiguousarray(kernel, dtype=np.float32))
-        targets = library.as_tensor(one_hot(labels, BENCH_CLASSES).astype(np.float32))
-        theirs["PyTorch"] = best_seconds(
-            lambda: peers.layer_pass(*tensors, weights, targets, 16, 4), 1
-        )
     width = growing.architecture.features
     name = f"pass of a layer, N={n:,} D={width:,}"
-    return [
-        Result(name, seconds, theirs, bar=3.0),
-        Result(
-            f"{name}, relative to its BLAS operations",
-            seconds,
-            floor=n * pass_operations(growing.architecture) / product_rate(),
-            bar=MAX_PASS_RATIO,
-            at_most=True,
-        ),
-    ]
+    relative = compare_with_products(
+        f"{name}, relative to its BLAS operations",
+        ours,
+        n * pass_operations(growing.architecture),
+        MAX_PASS_RATIO,
+        turns=LONG_TURNS,
+    )
+    if not (library := peers.torch()):
+        return [Result(name, relative.ours, {"PyTorch": None}, bar=3.0), relative]
+    kernel = growing.bank.filters.transpose(3, 2, 0, 1)
+    tensors = peers.tensor(images), peers.tensor(maps)
+    weights = library.as_tensor(np.ascontiguousarray(kernel, dtype=np.float32))
+    targets = library.as_tensor(one_hot(labels, BENCH_CLASSES).astype(np.float32))
+    seconds, theirs = seconds_in_turns(
+        (ours, lambda: peers.layer_pass(*tensors, weights, targets, 16, 4)), LONG_TURNS
+    )
+    return [Result(name, seconds, {"PyTorch": theirs}, bar=3.0), relative]
 
 
 def pass_operations(architecture: Architecture) -> float:
@@ -324,10 +325,8 @@ def factorization(quick: bool) -> list[Result]:
         with blas_threads(available_cores()):
             Whitening.of(moments, 1.0).solve(columns)
 
-    seconds = best_seconds(ours, 1)
-    floor = width**3 / 3 / product_rate()
     name = f"factorization and solve, D={width:,}"
-    return [Result(name, seconds, floor=floor, bar=1.25, at_most=True)]
+    return [compare_with_products(name, ours, width**3 / 3, 1.25, turns=LONG_TURNS)]
 
 
 def iteration(quick: bool) -> list[Result]:
@@ -354,7 +353,7 @@ def iteration(quick: bool) -> list[Result]:
         floats.T @ (floats @ single)
 
     with blas_threads(1):
-        seconds, floor = best_seconds(ours, 5), best_seconds(products, 5)
+        seconds, floor = seconds_in_turns((ours, products))
     name = f"iteration over {width:,} features in 8 bits, N={n:,}, relative to its BLAS products"
     return [Result(name, seconds, floor=floor, bar=1.5, at_most=True)]
 

@@ -21,6 +21,9 @@ Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 TIMED_MATRIX_SIDE = 3072  # rows and columns of the matrices whose product is timed
+PRODUCT_OPERATIONS = 2 * TIMED_MATRIX_SIDE**3
+TURNS = 9  # of short actions that are timed in turns
+LONG_TURNS = 3  # of those that take many seconds
 NOT_INSTALLED = "not installed"
 SECONDS_SUFFIX = " (bar in seconds)"  # of the names of results whose bar is a time
 
@@ -128,6 +131,28 @@ def best_seconds(action: Callable[[], Any], tries: int = 3) -> float:
     return best
 
 
+def seconds_in_turns(
+    actions: tuple[Callable[[], Any], Callable[[], Any]], turns: int = TURNS
+) -> tuple[float, float]:
+    """Time two actions in turns, and return the seconds of the turn with the median ratio.
+
+    The speed of a shared machine changes by a factor of two within seconds. The two times of a turn
+    are close to each other, so that most ratios are those of one speed; the fastest time of each
+    action may be of different ones.
+    """
+    for action in actions:
+        action()
+    found = list[tuple[float, float]]()
+    for _ in range(turns):
+        times = list[float]()
+        for action in actions:
+            start = time.perf_counter()
+            action()
+            times.append(time.perf_counter() - start)
+        found.append((times[0], times[1]))
+    return sorted(found, key=lambda pair: pair[0] / pair[1])[len(found) // 2]
+
+
 def run_on_all_cores(function: Callable[[Item], Value], parts: Sequence[Item]) -> list[Value]:
     """Call a function that releases the GIL on all parts, in one thread per core, like a worker.
 
@@ -144,12 +169,58 @@ def split_evenly(count: int) -> list[slice]:
 
 
 @cache
+def _timed_matrix() -> Any:
+    """Return the matrix whose product with itself is timed."""
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(TIMED_MATRIX_SIDE, TIMED_MATRIX_SIDE)).astype(np.float32)
+
+
+def multiply_matrices() -> None:
+    """Compute a matrix product in single precision, of PRODUCT_OPERATIONS, on all cores.
+
+    Threads of BLAS would wait actively after it, and slow down what is timed next.
+    """
+    matrix = _timed_matrix()
+    run_on_all_cores(lambda rows: matrix[rows] @ matrix, split_evenly(len(matrix)))
+
+
+@cache
 def product_rate() -> float:
     """Return the operations per second of a matrix product in single precision on all cores."""
-    matrix = (
-        np.random.default_rng(0)
-        .normal(size=(TIMED_MATRIX_SIDE, TIMED_MATRIX_SIDE))
-        .astype(np.float32)
-    )
-    with blas_threads(available_cores()):
-        return 2 * TIMED_MATRIX_SIDE**3 / best_seconds(lambda: matrix @ matrix)
+    return PRODUCT_OPERATIONS / best_seconds(multiply_matrices)
+
+
+def compare_with_products(
+    name: str,
+    action: Callable[[], Any],
+    operations: float,
+    bar: float,
+    *,
+    items: int = 1,
+    turns: int = TURNS,
+) -> Result:
+    """Compare the time of an action with that of its operations at the rate of matrix products.
+
+    Parameters
+    ----------
+    name : str
+        A description of the case.
+    action : callable
+        What is timed.
+    operations : float
+        Its operations for each item; their time is the floor of the result.
+    bar : float
+        The largest accepted ratio.
+    items : int
+        The number of items, such as images; the result has the times of one.
+    turns : int
+        How often the action and a matrix product are timed, in turns.
+
+    Returns
+    -------
+    Result
+        The result, with the times of the turn with the median ratio.
+    """
+    ours, product = seconds_in_turns((action, multiply_matrices), turns)
+    floor = product * operations / PRODUCT_OPERATIONS
+    return Result(name, ours / items, floor=floor, bar=bar, at_most=True)

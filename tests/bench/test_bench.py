@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from rescnet_dist.bench import CASES, Result, compare_results, draw_chart
+from rescnet_dist.bench import CASES, Result, compare_results, draw_chart, timing
 from rescnet_dist.cli import main
 from rescnet_dist.kernels import Backend
 
@@ -33,6 +34,22 @@ def run(*arguments: object) -> str:
     return result.output
 
 
+def test_times_in_turns_are_those_of_one_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is fast for some seconds only, fastest times have another ratio."""
+    now, calls = 0.0, list[str]()
+    slowness = [1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 1.0]  # of each call
+
+    def action(name: str, seconds: float) -> None:
+        nonlocal now
+        calls.append(name)
+        now += seconds * slowness[len(calls) - 1]
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    actions = partial(action, "ours", 3.0), partial(action, "theirs", 1.0)
+    assert timing.seconds_in_turns(actions, 3) == (6.0, 2.0)  # the fastest are 6 and 1
+    assert calls == ["ours", "theirs"] * 4
+
+
 @pytest.mark.slow
 def test_command_prints_writes_and_draws(tmp_path: Path) -> None:
     """There is one row for each result; peers that are not installed are shown as such."""
@@ -42,7 +59,8 @@ def test_command_prints_writes_and_draws(tmp_path: Path) -> None:
     assert found["quick"] is True
     assert found["machine"]["sgemm_gflops"] > 0
     assert [result["name"].split(",")[0] for result in found["results"]] == [
-        *("patch scatter", "patch scatter", "second-order features", "one-vs-rest LDA"),
+        *("patch scatter", "convolution to 50", "patch scatter", "patch scatter"),
+        *("second-order features", "one-vs-rest LDA"),
         *("PCA filters from 20 images", "pass of a layer", "pass of a layer"),
     ]
     for result in found["results"]:
