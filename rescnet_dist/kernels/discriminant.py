@@ -11,6 +11,7 @@ import numpy as np
 from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module, on_gpu
 from rescnet_dist.kernels.backend import get_operations
 from rescnet_dist.kernels.solving import PANEL_COLUMNS, Solve
+from rescnet_dist.kernels.triangle import LowerTriangle, as_square, get_panel
 
 MIN_CLASS_FRACTION = 1e-12  # of the samples outside a class; sums of weights are rounded
 # Of the columns that are converted at a time, in the memory of the host and on a GPU.
@@ -31,9 +32,10 @@ class FeatureMoments:
         The number n of samples, or the sum of their weights.
     mean : ndarray of float64, shape (D,)
         The mean m of the features.
-    scatter : ndarray of shape (D, D) or None
+    scatter : ndarray of shape (D, D), LowerTriangle or None
         Σ(x−m)(x−m)ᵀ in the dtype of the features, of which only the lower triangle is valid. None
-        if it is gathered elsewhere.
+        if it is gathered elsewhere. Moments that were sent to another process have a
+        `LowerTriangle`: they can be merged, but not folded.
     cross : ndarray of float64, shape (K, D)
         TᵀF. With targets that mark class membership, these are class sums.
     target_sums : ndarray of float64, shape (K,)
@@ -44,7 +46,7 @@ class FeatureMoments:
 
     count: float
     mean: Array
-    scatter: Array | None
+    scatter: Array | LowerTriangle | None
     cross: Array
     target_sums: Array
     squares: Array | None = None
@@ -139,6 +141,7 @@ class FeatureMoments:
 
         scatter = self.scatter
         assert scatter is not None
+        assert not isinstance(scatter, LowerTriangle)
         rows = features, mean, weights, between if self.count else None
         return get_operations(scatter).add_centered(scatter, *rows)
 
@@ -158,6 +161,14 @@ class FeatureMoments:
         if self.scatter is None or other.scatter is None:
             return self._combine(other, None)
         return self._combine(other, _add_lower(self.scatter, other.scatter))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send half of the scatter: on a network it is most of what a reduction waits for."""
+        scatter = self.scatter
+        if scatter is not None and not isinstance(scatter, LowerTriangle):
+            scatter = LowerTriangle.of(scatter) if len(scatter) > PANEL_COLUMNS else scatter
+        values = self.count, self.mean, scatter, self.cross, self.target_sums, self.squares
+        return FeatureMoments, values
 
     def _combine(self, other: FeatureMoments, scatter: Array | None) -> FeatureMoments:
         """Return the merged moments, given S₁ + S₂ as `scatter`, which is updated in place."""
@@ -221,15 +232,16 @@ def _panels(features: Array, dtype: np.dtype[Any]) -> Iterator[slice]:
         yield slice(start, min(start + step, features.shape[1]))
 
 
-def _add_lower(first: Array, second: Array) -> Array:
+def _add_lower(first: Array | LowerTriangle, second: Array | LowerTriangle) -> Array:
     """Return the lower triangle of the sum of two matrices (D, D) in Fortran order.
 
     Most of the memory of the upper triangle is never touched.
     """
-    total = get_operations(first).new_square(len(first), first.dtype)
-    for start in range(0, len(first), PANEL_COLUMNS):
-        panel = slice(start, None), slice(start, start + PANEL_COLUMNS)
-        np.add(first[panel], second[panel], out=total[panel])
+    side = len(first)
+    total = get_operations(get_panel(first, 0)).new_square(side, first.dtype)
+    for start in range(0, side, PANEL_COLUMNS):
+        one, other, into = (get_panel(matrix, start) for matrix in (first, second, total))
+        np.add(one, other, out=into)
     return total
 
 
@@ -276,9 +288,8 @@ class Whitening:
         """
         if moments.scatter is None:
             raise ValueError("The moments have no scatter to factorize. Gather them with one.")
-        operations = get_operations(moments.scatter)
-        mean, count = moments.mean, moments.count
-        return cls(mean, *operations.whiten(moments.scatter, mean, count, ridge))
+        scatter, mean, count = as_square(moments.scatter), moments.mean, moments.count
+        return cls(mean, *get_operations(scatter).whiten(scatter, mean, count, ridge))
 
 
 def one_vs_rest_lda(

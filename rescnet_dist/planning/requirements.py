@@ -34,7 +34,7 @@ SLAB_COPIES = 3  # features and maps of a slab, and their inputs
 EACH_COPIES = 2  # maps and inputs of a slab by channel, for filters on each channel
 FEATURE_COPIES = 3  # as computed, those of training images, centered
 TILE_COPIES = 7  # in float64
-LARGE_ACCUMULATOR_BYTES = 128 * 2**20  # from which on merging them takes long
+LARGE_ACCUMULATOR_BYTES = 64 * 2**20  # as they are sent, from which on merging them takes long
 FACTOR_ACCUMULATORS = 3  # an accumulator, and its factor in double precision
 MIN_KERNEL_BYTES = 20 * 2**20  # of the buffers of kernels; those of most networks are smaller
 AUGMENT_BYTES = 12 * 2**20  # while augmented copies are made, a slab at a time
@@ -340,12 +340,12 @@ def head_bytes(problem: Problem, spec: NetworkSpec) -> int:
 
 
 def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan | None = None) -> int:
-    """Return the bytes of an accumulator as it is sent between workers.
+    """Return the bytes of an accumulator as it is sent between workers: of a scatter, the triangle.
 
     Without a plan, it is that of all images, with a scatter matrix that is not cut into tiles.
     """
     has_scatter = not ((plan and plan.tile_features) or spec.head.iterative_solver)
-    scatter = 4 * problem.features(spec) ** 2 if has_scatter else 0
+    scatter = 2 * problem.features(spec) ** 2 if has_scatter else 0
     if spec.head.fits_samples:
         scatter = sample_bytes(problem, spec) // (plan.accumulators if plan else 1)
     architecture = problem.architecture(spec)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rescnet_dist.planning.plan import Plan
 
-MERGE_BYTES_PER_SECOND = 0.8e9  # of accumulators that are sent and added, approximately
+MERGE_BYTES_PER_SECOND = 0.4e9  # of accumulators that are sent and added, approximately
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Tree:
     moved : int
         Accumulators that are sent from one worker to another in all.
     accumulator_bytes : int
-        Bytes of an accumulator.
+        Bytes of an accumulator as it is sent.
     solve_seconds : float or None, default None
         Approximate seconds of the solve that follows; None if the speed was not measured.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +21,8 @@ from rescnet_dist.kernels import (
     solving,
 )
 from rescnet_dist.kernels.cpu import solve as cpu_solve
+from rescnet_dist.kernels.solving import PANEL_COLUMNS
+from rescnet_dist.kernels.triangle import LowerTriangle, as_square
 
 
 def labeled_features(rng: np.random.Generator, n: int = 240, width: int = 7, classes: int = 4):
@@ -166,6 +169,37 @@ def test_merge_is_associative_with_identity_and_changes_no_argument(sizes, seed)
     assert_moments(empty.merge(a), *parts[0])
     for moments, part in zip((a, b, c), parts, strict=True):
         assert_moments(moments, *part)
+
+
+@pytest.mark.parametrize("width", [PANEL_COLUMNS, PANEL_COLUMNS + 1, 2 * PANEL_COLUMNS + 30])
+def test_moments_that_were_sent_give_the_same_bits(width: int, rng: np.random.Generator) -> None:
+    """Wherever they are merged and factorized. Half of the scatter is sent if it is large."""
+    targets = rng.normal(size=(80, 3))
+    parts = [
+        fold_moments(rng.normal(size=(80, width)).astype(np.float32), targets, np.float32)
+        for _ in range(3)
+    ]
+    assert parts[0].scatter is not None
+    frames = list[pickle.PickleBuffer]()
+    stored = pickle.dumps(parts[0], protocol=5, buffer_callback=frames.append)
+    size = sum(memoryview(frame).nbytes for frame in frames)
+    columns = width if width <= PANEL_COLUMNS else (width + PANEL_COLUMNS) / 2
+    assert size <= 4 * width * columns + 8 * 4 * (width + 1)
+    assert len(stored) < 4096  # the arrays are sent without a copy
+    sent = pickle.loads(stored, buffers=frames)
+    expected = parts[0].merge(parts[1]).merge(parts[2])
+    for merged in (
+        sent.merge(parts[1]).merge(parts[2]),
+        parts[0].merge(pickle.loads(pickle.dumps(parts[1]))).merge(parts[2]),
+        pickle.loads(pickle.dumps(sent.merge(parts[1]))).merge(parts[2]),
+        pickle.loads(pickle.dumps(expected)),
+    ):
+        assert np.array_equal(np.tril(as_square(merged.scatter)), np.tril(expected.scatter))
+        for found, wanted in zip(
+            ridge_regression(merged, 1.0), ridge_regression(expected, 1.0), strict=True
+        ):
+            assert np.array_equal(found, wanted)
+    assert isinstance(sent.scatter, LowerTriangle) == (width > PANEL_COLUMNS)
 
 
 @pytest.mark.parametrize("offset", [0.0, 100.0])
