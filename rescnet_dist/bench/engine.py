@@ -170,28 +170,23 @@ def cores(quick: bool) -> list[Result]:
 
 
 def depth(quick: bool) -> list[Result]:
-    """Compare a late layer with an early one, by the fastest of the layers around them.
+    """Compare a late layer with an early one, on the line through the layers from one to the other.
 
-    They are those of several runs: others who use the machine for some seconds slow down several
-    layers in a row.
+    Its slope is the median of those between all pairs of layers (Theil-Sen), as others who use the
+    machine for some seconds slow down several layers in a row. The result is the median of runs.
     """
-    early, late, margin, tries = (4, 8, 1, 1) if quick else (5, 40, 3, 3)
-    spec = make_spec(8, late + margin)
-    runs = [layer_seconds(available_cores(), 80 if quick else 2000, spec) for _ in range(tries)]
+    from scipy.stats import theilslopes  # slow to import
 
-    def least_seconds(layer: int) -> float:
-        """Return the least time of the layers around `layer`."""
-        return min(min(seconds[layer - margin - 1 : layer + margin]) for seconds in runs)
-
-    return [
-        Result(
-            f"layer {late}, relative to layer {early}",
-            least_seconds(late),
-            floor=least_seconds(early),
-            bar=1.1,
-            at_most=True,
-        )
-    ]
+    early, late, tries = (4, 8, 1) if quick else (5, 40, 3)
+    spec, layers = make_spec(8, late), np.arange(early, late + 1)
+    lines = list[tuple[float, float]]()
+    for _ in range(tries):
+        seconds = layer_seconds(available_cores(), 80 if quick else 2000, spec)[early - 1 :]
+        slope, intercept, *_ = theilslopes(seconds, layers)
+        lines.append((intercept + slope * early, intercept + slope * late))
+    first, last = sorted(lines, key=lambda line: line[1] / line[0])[tries // 2]
+    name = f"layer {late}, relative to layer {early}"
+    return [Result(name, last, floor=first, bar=1.1, at_most=True)]
 
 
 def images(quick: bool) -> list[Result]:
