@@ -11,7 +11,7 @@ import numpy as np
 from rescnet_dist.kernels.arrays import Array, asarray_like, get_array_module, on_gpu
 from rescnet_dist.kernels.backend import get_operations
 from rescnet_dist.kernels.solving import PANEL_COLUMNS, Solve
-from rescnet_dist.kernels.triangle import LowerTriangle, as_square, get_panel
+from rescnet_dist.kernels.triangle import LowerTriangle, get_panel, unpack
 
 MIN_CLASS_FRACTION = 1e-12  # of the samples outside a class; sums of weights are rounded
 # Of the columns that are converted at a time, in the memory of the host and on a GPU.
@@ -34,8 +34,7 @@ class FeatureMoments:
         The mean m of the features.
     scatter : ndarray of shape (D, D), LowerTriangle or None
         Σ(x−m)(x−m)ᵀ in the dtype of the features, of which only the lower triangle is valid. None
-        if it is gathered elsewhere. Moments that were sent to another process have a
-        `LowerTriangle`: they can be merged, but not folded.
+        if it is gathered elsewhere. Moments that another process has sent have a `LowerTriangle`.
     cross : ndarray of float64, shape (K, D)
         TᵀF. With targets that mark class membership, these are class sums.
     target_sums : ndarray of float64, shape (K,)
@@ -112,11 +111,12 @@ class FeatureMoments:
         if len(features) == 0:
             return self
         n = len(features) if weights is None else float(weights.sum())
-        if self.scatter is not None:
-            features = features.astype(self.scatter.dtype, copy=False)
+        scatter = None if self.scatter is None else unpack(self.scatter)
+        if scatter is not None:
+            features = features.astype(scatter.dtype, copy=False)
         mean = get_operations(features).column_means(features, weights)
-        if self.scatter is not None:
-            mean = self._add_scatter(features, mean, n, weights)
+        if scatter is not None:
+            mean = self._add_scatter(scatter, features, mean, n, weights)
         if weights is not None:
             targets = targets * asarray_like(weights, targets)[:, None]
         more = FeatureMoments(
@@ -127,9 +127,11 @@ class FeatureMoments:
             targets.sum(axis=0, dtype=np.float64),
             None if self.squares is None else _sum_squares(features, mean, weights),
         )
-        return replace(self._combine(more, None), scatter=self.scatter)
+        return replace(self._combine(more, None), scatter=scatter)
 
-    def _add_scatter(self, features: Array, mean: Array, n: float, weights: Array | None) -> Array:
+    def _add_scatter(
+        self, scatter: Array, features: Array, mean: Array, n: float, weights: Array | None
+    ) -> Array:
         """Add features (m, D) with an approximate mean (D,) to the scatter; return the mean.
 
         The centered features, times the roots of their weights (m,), whose sum is n, and one more
@@ -139,9 +141,6 @@ class FeatureMoments:
         def between(mean: Array) -> Array:
             return (mean - self.mean) * np.sqrt(self.count * n / (self.count + n))
 
-        scatter = self.scatter
-        assert scatter is not None
-        assert not isinstance(scatter, LowerTriangle)
         rows = features, mean, weights, between if self.count else None
         return get_operations(scatter).add_centered(scatter, *rows)
 
@@ -288,8 +287,10 @@ class Whitening:
         """
         if moments.scatter is None:
             raise ValueError("The moments have no scatter to factorize. Gather them with one.")
-        scatter, mean, count = as_square(moments.scatter), moments.mean, moments.count
-        return cls(mean, *get_operations(scatter).whiten(scatter, mean, count, ridge))
+        scatter, mean, count = unpack(moments.scatter), moments.mean, moments.count
+        is_copy = scatter is not moments.scatter
+        operations = get_operations(scatter)
+        return cls(mean, *operations.whiten(scatter, mean, count, ridge, overwrite=is_copy))
 
 
 def one_vs_rest_lda(

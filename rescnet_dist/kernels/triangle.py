@@ -19,7 +19,7 @@ class LowerTriangle:
     ----------
     panels : tuple of ndarray
         Consecutive columns of the matrix, `PANEL_COLUMNS` each but the last: the columns from j on
-        are of shape (D − j, b), from the diagonal down, in Fortran order.
+        are of shape (D − j, b), from the diagonal down.
     """
 
     panels: tuple[Array, ...]
@@ -77,6 +77,6 @@ def get_panel(matrix: Array | LowerTriangle, start: int) -> Array:
     return matrix[start:, start : start + PANEL_COLUMNS]
 
 
-def as_square(matrix: Array | LowerTriangle) -> Array:
+def unpack(matrix: Array | LowerTriangle) -> Array:
     """Return a matrix (D, D), or that of which only the lower triangle was sent."""
     return matrix.to_square() if isinstance(matrix, LowerTriangle) else matrix

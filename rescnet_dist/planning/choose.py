@@ -145,7 +145,7 @@ def _iter_candidates(
     fast = [size for size in sizes if size >= min(MIN_FAST_CHUNK_IMAGES, sizes[0])]
     has_scatter = not (spec.head.iterative_solver or spec.head.fits_samples)
     features = problem.features(spec) if has_scatter else 0
-    is_large = 2 * features**2 >= LARGE_ACCUMULATOR_BYTES  # a triangle in single precision
+    is_large = 4 * features**2 >= LARGE_ACCUMULATOR_BYTES
     sides = [side for side in TILE_SIDES if side < features]
     options: list[tuple[int, int | None]]  # images per chunk and side of the tiles
     if run_spec.tile_features:

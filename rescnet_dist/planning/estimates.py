@@ -23,6 +23,7 @@ from rescnet_dist.planning.requirements import (
     accumulator_bytes,
     device_memory,
     peak_memory,
+    sent_bytes,
     traffic,
 )
 from rescnet_dist.planning.speed import Speed, calibrate
@@ -275,7 +276,8 @@ def estimate(
         ),
     )
     placement = spread_groups(plan.accumulators, workers.count, cached=tier.uses_caches)
-    tree = merge_tree(plan, placement, accumulator_bytes(problem, spec, plan))
+    sizes = (count(problem, spec, plan) for count in (accumulator_bytes, sent_bytes))
+    tree = merge_tree(plan, placement, *sizes)
     tree = replace(tree, solve_seconds=solve_seconds)
     if is_whole:
         moved = replace(moved, network=tree.network)

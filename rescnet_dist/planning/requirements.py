@@ -34,7 +34,7 @@ SLAB_COPIES = 3  # features and maps of a slab, and their inputs
 EACH_COPIES = 2  # maps and inputs of a slab by channel, for filters on each channel
 FEATURE_COPIES = 3  # as computed, those of training images, centered
 TILE_COPIES = 7  # in float64
-LARGE_ACCUMULATOR_BYTES = 64 * 2**20  # as they are sent, from which on merging them takes long
+LARGE_ACCUMULATOR_BYTES = 128 * 2**20  # from which on merging them takes long
 FACTOR_ACCUMULATORS = 3  # an accumulator, and its factor in double precision
 MIN_KERNEL_BYTES = 20 * 2**20  # of the buffers of kernels; those of most networks are smaller
 AUGMENT_BYTES = 12 * 2**20  # while augmented copies are made, a slab at a time
@@ -340,12 +340,11 @@ def head_bytes(problem: Problem, spec: NetworkSpec) -> int:
 
 
 def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan | None = None) -> int:
-    """Return the bytes of an accumulator as it is sent between workers: of a scatter, the triangle.
+    """Return the bytes of an accumulator in memory.
 
     Without a plan, it is that of all images, with a scatter matrix that is not cut into tiles.
     """
-    has_scatter = not ((plan and plan.tile_features) or spec.head.iterative_solver)
-    scatter = 2 * problem.features(spec) ** 2 if has_scatter else 0
+    scatter = scatter_bytes(problem, spec, plan)
     if spec.head.fits_samples:
         scatter = sample_bytes(problem, spec) // (plan.accumulators if plan else 1)
     architecture = problem.architecture(spec)
@@ -357,6 +356,19 @@ def accumulator_bytes(problem: Problem, spec: NetworkSpec, plan: Plan | None = N
         default=0,
     )
     return scatter + vector_accumulator_bytes(problem, spec) // 2 + gathered
+
+
+def sent_bytes(problem: Problem, spec: NetworkSpec, plan: Plan) -> int:
+    """Return the bytes of an accumulator as it is sent, with the triangle of a scatter matrix."""
+    whole = accumulator_bytes(problem, spec, plan)
+    return whole - scatter_bytes(problem, spec, plan) // 2
+
+
+def scatter_bytes(problem: Problem, spec: NetworkSpec, plan: Plan | None = None) -> int:
+    """Return the bytes of the scatter matrix of an accumulator, 0 if it has none."""
+    if (plan and plan.tile_features) or spec.head.iterative_solver or spec.head.fits_samples:
+        return 0
+    return 4 * problem.features(spec) ** 2
 
 
 def max_resident_accumulators(plan: Plan, threads: int, factor: int = FACTOR_ACCUMULATORS) -> int:
@@ -440,7 +452,7 @@ def traffic(
         read = 0
     pass_tasks = plan.accumulators + count_merges(plan) + 1
     solve_tasks = work = checksums = 0
-    network = (plan.accumulators - 1) * accumulator_bytes(problem, spec, plan)
+    network = (plan.accumulators - 1) * sent_bytes(problem, spec, plan)
     if costs := SolverCosts.of(problem.architecture(spec), plan):
         read, written, network = read + costs.read, written + costs.written, network + costs.network
         read += 0 if features_in_memory else costs.feature_reads

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rescnet_dist.planning.plan import Plan
 
-MERGE_BYTES_PER_SECOND = 0.4e9  # of accumulators that are sent and added, approximately
+MERGE_BYTES_PER_SECOND = 0.8e9  # of accumulators that are sent and added, approximately
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class Tree:
     moved : int
         Accumulators that are sent from one worker to another in all.
     accumulator_bytes : int
+        Bytes of an accumulator in memory.
+    sent_bytes : int
         Bytes of an accumulator as it is sent.
     solve_seconds : float or None, default None
         Approximate seconds of the solve that follows; None if the speed was not measured.
@@ -33,12 +35,13 @@ class Tree:
     remote_depth: int
     moved: int
     accumulator_bytes: int
+    sent_bytes: int
     solve_seconds: float | None = None
 
     @property
     def network(self) -> int:
         """Bytes that are sent from one worker to another."""
-        return self.moved * self.accumulator_bytes
+        return self.moved * self.sent_bytes
 
     @property
     def reduce_seconds(self) -> float:
@@ -51,13 +54,15 @@ class Tree:
         return None if self.solve_seconds is None else self.reduce_seconds + self.solve_seconds
 
 
-def merge_tree(plan: Plan, placement: Sequence[int], accumulator_bytes: int) -> Tree:
+def merge_tree(
+    plan: Plan, placement: Sequence[int], accumulator_bytes: int, sent_bytes: int
+) -> Tree:
     """Return the tree of a plan whose fold g is made on worker placement[g].
 
     A merge is made on the worker that has most of what it merges; others are sent there.
 
-    >>> merge_tree(Plan(8, 1, 8, 2, 1), [0, 0, 1, 1, 2, 2, 3, 3], 10)
-    Tree(depth=3, remote_depth=2, moved=3, accumulator_bytes=10, solve_seconds=None)
+    >>> merge_tree(Plan(8, 1, 8, 2, 1), [0, 0, 1, 1, 2, 2, 3, 3], 10, 5)
+    Tree(depth=3, remote_depth=2, moved=3, accumulator_bytes=10, sent_bytes=5, solve_seconds=None)
     """
     nodes, moved = [(worker, 0, 0) for worker in placement], 0
     while len(nodes) > 1:
@@ -70,7 +75,7 @@ def merge_tree(plan: Plan, placement: Sequence[int], accumulator_bytes: int) -> 
             depth, remote = (max(values) for values in list(zip(*batch, strict=True))[1:])
             nodes.append((here, depth + len(batch) - 1, remote + sent))
     (_, depth, remote) = nodes[0]
-    return Tree(depth, remote, moved, accumulator_bytes)
+    return Tree(depth, remote, moved, accumulator_bytes, sent_bytes)
 
 
 def spread_groups(count: int, workers: int, *, cached: bool) -> list[int]:

@@ -22,7 +22,7 @@ from rescnet_dist.kernels import (
 )
 from rescnet_dist.kernels.cpu import solve as cpu_solve
 from rescnet_dist.kernels.solving import PANEL_COLUMNS
-from rescnet_dist.kernels.triangle import LowerTriangle, as_square
+from rescnet_dist.kernels.triangle import LowerTriangle, unpack
 
 
 def labeled_features(rng: np.random.Generator, n: int = 240, width: int = 7, classes: int = 4):
@@ -194,12 +194,18 @@ def test_moments_that_were_sent_give_the_same_bits(width: int, rng: np.random.Ge
         pickle.loads(pickle.dumps(sent.merge(parts[1]))).merge(parts[2]),
         pickle.loads(pickle.dumps(expected)),
     ):
-        assert np.array_equal(np.tril(as_square(merged.scatter)), np.tril(expected.scatter))
+        assert np.array_equal(np.tril(unpack(merged.scatter)), np.tril(expected.scatter))
         for found, wanted in zip(
             ridge_regression(merged, 1.0), ridge_regression(expected, 1.0), strict=True
         ):
             assert np.array_equal(found, wanted)
     assert isinstance(sent.scatter, LowerTriangle) == (width > PANEL_COLUMNS)
+    features = rng.normal(size=(50, width)).astype(np.float32)
+    folded = [
+        moments.fold(features, targets[:50])
+        for moments in (pickle.loads(pickle.dumps(expected)), expected)
+    ]
+    assert np.array_equal(*(np.tril(moments.scatter) for moments in folded))
 
 
 @pytest.mark.parametrize("offset", [0.0, 100.0])

@@ -24,15 +24,15 @@ GIB = 2**30
 def test_tree_merges_everything(groups: int, workers: int, split_every: int) -> None:
     """With one group per worker each merge of two sends one; on one worker nothing is sent."""
     plan = Plan(groups, 1, groups, split_every, 1)
-    alone = merge_tree(plan, [0] * groups, 8)
+    alone = merge_tree(plan, [0] * groups, 16, 8)
     assert (alone.moved, alone.remote_depth, alone.network) == (0, 0, 0)
-    apart = merge_tree(plan, list(range(groups)), 8)
+    apart = merge_tree(plan, list(range(groups)), 16, 8)
     assert (apart.moved, apart.network) == (groups - 1, 8 * (groups - 1))
     assert apart.depth == apart.remote_depth == alone.depth
     if split_every == 2:
         assert alone.depth == math.ceil(math.log2(groups))
     for cached in (True, False):
-        placed = merge_tree(plan, spread_groups(groups, workers, cached=cached), 8)
+        placed = merge_tree(plan, spread_groups(groups, workers, cached=cached), 16, 8)
         assert min(groups, workers) - 1 <= placed.moved <= groups - 1
 
 
@@ -42,7 +42,9 @@ def test_ten_million_images_on_a_thousand_workers() -> None:
     forecast = estimate(Problem(10_000_000, (32, 32, 3), 10), SPEC, RunSpec(), workers, SPEED)
     tree = forecast.tree
     assert (tree.depth, tree.remote_depth, tree.moved) == (12, 10, 999)
-    assert forecast.traffic.network == tree.network == 999 * tree.accumulator_bytes
+    assert forecast.traffic.network == tree.network == 999 * tree.sent_bytes
+    triangle = 2 * 17_150**2
+    assert triangle < tree.sent_bytes == tree.accumulator_bytes - triangle
     assert forecast.traffic.driver < 0.5e6
     assert tree.wait_seconds == pytest.approx(tree.reduce_seconds + 17_150**3 / 3 / 30e9)
     assert "12 merges deep, 10 between workers" in str(forecast)

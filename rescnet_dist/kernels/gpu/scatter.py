@@ -33,7 +33,7 @@ def new_square(side: int, dtype: np.dtype[np.floating]) -> Array:
 def as_square(matrix: Array) -> Array:
     """Return a matrix (D, D) with the memory layout of `new_square`.
 
-    It is copied if it has another layout, as a matrix from another worker has.
+    It is copied if it has another layout.
     """
     side = len(matrix)
     pitch = align(side) * matrix.dtype.itemsize
