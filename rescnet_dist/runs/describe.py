@@ -10,7 +10,7 @@ from rescnet_dist.errors import CorruptDataError, StoreError
 from rescnet_dist.events.metrics import Accuracy
 from rescnet_dist.runs.history import History, find_contradiction
 from rescnet_dist.runs.state import RunState
-from rescnet_dist.store import RunStore, is_claimed
+from rescnet_dist.store import RunStore, is_being_written, is_claimed
 
 MEASURED_FOLDERS = ("data", "layers", "maps", "scores")  # of a run store
 
@@ -34,7 +34,7 @@ def describe_run(url: str | os.PathLike[str]) -> dict[str, Any]:
     StoreError
         If there is no run, or its data were never completely written.
     CorruptDataError
-        If the result contradicts the commit records.
+        If the result contradicts the commit records, and no driver is writing to the run.
     """
     run = RunStore.open(url)
     sizes = {name: (run.location / name).size() for name in MEASURED_FOLDERS}
@@ -51,9 +51,10 @@ def describe_commits(run: RunStore, commits: Sequence[dict[str, Any]]) -> dict[s
         )
     claimed = is_claimed(run.location)
     if find_contradiction(max(0, len(commits) - 1), result):
-        if claimed:
+        if is_being_written(run.location):
             result = None  # the layers that it needs are being computed again
-        else:  # unless they have been, since the records were read
+        else:
+            # The run may have finished since `commits` was read: read again.
             commits, result = run.commits(), run.result()
             if problem := find_contradiction(max(0, len(commits) - 1), result):
                 raise CorruptDataError(f"The run at {run} is damaged: {problem}")

@@ -9,7 +9,7 @@ from rescnet_dist.store.arrays import (
     write_region,
 )
 from rescnet_dist.store.checksums import Checksums, checksum
-from rescnet_dist.store.claim import Claim, check_unclaimed, is_claimed
+from rescnet_dist.store.claim import Claim, check_unclaimed, is_being_written, is_claimed
 from rescnet_dist.store.files import open_output
 from rescnet_dist.store.filesystem import describe_missing_bucket, file_system, read_bytes
 from rescnet_dist.store.formats import (
@@ -89,6 +89,7 @@ __all__ = [
     "get_reporter",
     "has_checksum",
     "has_saved_maps",
+    "is_being_written",
     "is_claimed",
     "is_zip_url",
     "last_saved",

@@ -155,6 +155,12 @@ def is_claimed(location: Location) -> bool:
     return _find_holder(location)[1] is not None
 
 
+def is_being_written(location: Location) -> bool:
+    """Return whether a live driver holds the latest claim, which can be read."""
+    number, record = latest_claim(location)
+    return bool(record and _describe_holder(record, number))
+
+
 def _find_holder(location: Location) -> tuple[int, str | None]:
     """Return the number of the latest claim and why it still holds, as `_describe_holder`."""
     number, record = latest_claim(location)

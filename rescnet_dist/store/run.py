@@ -339,14 +339,25 @@ class RunStore:
         """Write the record that commits a step."""
         (self.location / f"commits/{step:04d}.json").write_json({"step": step, **record})
 
-    def commits(
-        self, known: Sequence[dict[str, Any]] = (), *, problems: list[str] | None = None
-    ) -> list[dict[str, Any]]:
+    def commits(self, known: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
         """Read the records of the committed steps 0, 1, …, up to the first one that is missing.
 
-        The `known` records are not read again, as long as the last of them is unchanged. A damaged
-        record raises CorruptDataError; with `problems`, it ends the list, and is described there.
+        The `known` records are not read again, as long as the last of them is unchanged.
         """
+        records, damage = self._read_commits(known)
+        if damage:
+            raise damage
+        return records
+
+    def undamaged_commits(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Read the records up to the first one that is missing or damaged; describe the damage."""
+        records, damage = self._read_commits()
+        return records, [str(damage)] if damage else []
+
+    def _read_commits(
+        self, known: Sequence[dict[str, Any]] = ()
+    ) -> tuple[list[dict[str, Any]], CorruptDataError | None]:
+        """Read the records up to the first one that is missing or damaged, and its error."""
         names = (self.location / "commits").names()
         # The last one is read again, as another run may have been started here since.
         records = list(known[:-1]) if f"{len(known) - 1:04d}.json" in names else []
@@ -356,13 +367,10 @@ class RunStore:
             try:
                 records.append(self._read_commit(len(records)) or {})
             except CorruptDataError as error:
-                if problems is None:
-                    raise
-                problems.append(str(error))
-                break
+                return records, error
             if len(records) == len(known) and records[-1] != known[-1]:
-                return self.commits()
-        return records
+                return self._read_commits()
+        return records, None
 
     def last_commit(self) -> dict[str, Any] | None:
         """Read the record of the last committed step, without those before it."""

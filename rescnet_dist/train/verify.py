@@ -35,8 +35,7 @@ def verify_run(url: str | os.PathLike[str]) -> list[str]:
         One description per problem; empty if everything is as committed.
     """
     run = RunStore.open(url)
-    damaged = list[str]()
-    commits = run.commits(problems=damaged)
+    commits, damaged = run.undamaged_commits()
     steps = range(len(commits))
     stored_layer = last_saved(commits)
     problems = list(_find_missing_commits(run)) + damaged
@@ -67,8 +66,13 @@ def verify_run(url: str | os.PathLike[str]) -> list[str]:
 
 
 def _exists(run: RunStore, path: str) -> bool:
-    """Return whether an array of a run is stored; its images may be elsewhere."""
-    return path == "data/images" or (run.location / path / "zarr.json").exists()
+    """Return whether an array of a run is stored; if that cannot be read, its chunks say why."""
+    if path == "data/images":  # which may be elsewhere
+        return True
+    try:
+        return (run.location / path / "zarr.json").exists()
+    except StoreReadError:
+        return True
 
 
 def _call(function: Callable[..., list[str]], *arguments: Any) -> list[str]:

@@ -348,7 +348,7 @@ def test_exit_code_of_check_command(run: Path) -> None:
     assert broken.exit_code == 1
     assert "maps/0002, chunk 1" in json.loads(broken.output)["problems"][0]
     text = CliRunner().invoke(main, ["check", str(run)]).output
-    assert "`rescnet resume` computes those of the last layer" in text
+    assert "`rescnet resume` recomputes the maps and scores of layer 2 " in text
     (run / CHUNKS["data/labels"]).unlink()  # which cannot be computed
     text = CliRunner().invoke(main, ["check", str(run)]).output
     assert "rescnet resume" not in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -19,12 +20,14 @@ from rescnet_dist.store import (
     FUSED_FORMAT,
     NETWORK_FORMAT,
     Location,
+    RunStore,
+    last_saved,
     limit_retries,
     read_format_name,
 )
 from rescnet_dist.train import verify_run
 
-COMPUTED_AGAIN = "maps/", "scores/"  # arrays of a run
+RECOMPUTED = "maps", "scores"  # arrays of a layer
 NETWORK_FORMATS = (NETWORK_FORMAT, FUSED_FORMAT)
 
 
@@ -39,10 +42,10 @@ def check(url: str, as_json: bool, **flags: Any) -> None:
         click.echo(json.dumps({"url": mask_secrets(url), "problems": problems}))
     else:
         click.echo("\n".join(problems) or f"{mask_secrets(url)}: {stored}")
-        if problems and all(problem.startswith(COMPUTED_AGAIN) for problem in problems):
+        if (layer := find_recomputed_layer(url, problems)) is not None:
             click.echo(
-                "`rescnet resume` computes those of the last layer that is stored again, if the "
-                "run has more layers to grow (--max-layers)."
+                f"`rescnet resume` recomputes the maps and scores of layer {layer} if the run has "
+                "more layers to grow (--max-layers)."
             )
     sys.exit(1 if problems else 0)
 
@@ -55,6 +58,15 @@ def find_problems(url: str) -> tuple[list[str], str]:
     if kind in NETWORK_FORMATS:
         return check_network(url)
     return verify_dataset(url) if kind == DATASET_FORMAT else verify_run(url), stored
+
+
+def find_recomputed_layer(url: str, problems: Sequence[str]) -> int | None:
+    """Return the last layer whose maps are stored if all problems are of its maps and scores."""
+    if not problems or not all(problem.startswith(RECOMPUTED) for problem in problems):
+        return None
+    layer = last_saved(RunStore.open(url).commits())
+    paths = tuple(f"{name}/{layer:04d}" for name in RECOMPUTED)
+    return layer if all(problem.startswith(paths) for problem in problems) else None
 
 
 def check_network(url: str) -> tuple[list[str], str]:
