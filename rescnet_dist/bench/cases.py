@@ -91,10 +91,8 @@ def compare_with_torch(
     name: str, ours: Callable[[], Any], theirs: Callable[[], Any], n: int, bar: float
 ) -> list[Result]:
     """Return the time per image of ours, and of PyTorch if it is installed."""
-    if not peers.torch():
-        return [Result(name, best_seconds(ours) / n, {"PyTorch": None}, bar=bar)]
-    seconds, torch_seconds = seconds_in_turns((ours, theirs))
-    return [Result(name, seconds / n, {"PyTorch": torch_seconds / n}, bar=bar)]
+    seconds, *others = seconds_in_turns((ours, theirs) if peers.torch() else (ours,))
+    return [Result(name, seconds / n, {"PyTorch": others[0] / n if others else None}, bar=bar)]
 
 
 # kernels ----------------------------------------------------------------------------------------

@@ -64,11 +64,10 @@ def measure(
     """Run a case until others leave the machine alone, a few times at most.
 
     The results are those of the try with the least load, which they carry: on a busy machine no bar
-    is reached or missed. Each try measures the rate of matrix products anew.
+    is reached or missed.
     """
     best: list[Result] = []
     for number in range(MAX_TRIES):
-        product_rate.cache_clear()  # it may have been measured while others used the machine
         start = read()
         found = run()
         share = read().other_share(start)

@@ -24,6 +24,7 @@ TIMED_MATRIX_SIDE = 3072  # rows and columns of the matrices whose product is ti
 PRODUCT_OPERATIONS = 2 * TIMED_MATRIX_SIDE**3
 TURNS = 9  # of short actions that are timed in turns
 LONG_TURNS = 3  # of those that take many seconds
+PAUSE_SECONDS = 0.1  # threads of BLAS and PyTorch wait actively for a part of it
 NOT_INSTALLED = "not installed"
 SECONDS_SUFFIX = " (bar in seconds)"  # of the names of results whose bar is a time
 
@@ -131,26 +132,25 @@ def best_seconds(action: Callable[[], Any], tries: int = 3) -> float:
     return best
 
 
-def seconds_in_turns(
-    actions: tuple[Callable[[], Any], Callable[[], Any]], turns: int = TURNS
-) -> tuple[float, float]:
-    """Time two actions in turns, and return the seconds of the turn with the median ratio.
+def seconds_in_turns(actions: Sequence[Callable[[], Any]], turns: int = TURNS) -> list[float]:
+    """Time one or two actions in turns, and return the seconds of the turn with the median ratio.
 
-    The speed of a shared machine changes by a factor of two within seconds. The two times of a turn
-    are close to each other, so that most ratios are those of one speed; the fastest time of each
-    action may be of different ones.
+    Of a single action, they are the median. The speed of a shared machine changes by a factor of
+    two within seconds. The two times of a turn are close to each other, so that most ratios are
+    those of one speed; the fastest time of each action may be of different ones.
     """
     for action in actions:
         action()
-    found = list[tuple[float, float]]()
+    found = list[list[float]]()
     for _ in range(turns):
         times = list[float]()
         for action in actions:
+            time.sleep(PAUSE_SECONDS)
             start = time.perf_counter()
             action()
             times.append(time.perf_counter() - start)
-        found.append((times[0], times[1]))
-    return sorted(found, key=lambda pair: pair[0] / pair[1])[len(found) // 2]
+        found.append(times)
+    return sorted(found, key=lambda times: (times[0] / times[-1], times))[len(found) // 2]
 
 
 def run_on_all_cores(function: Callable[[Item], Value], parts: Sequence[Item]) -> list[Value]:
@@ -176,10 +176,7 @@ def _timed_matrix() -> Any:
 
 
 def multiply_matrices() -> None:
-    """Compute a matrix product in single precision, of PRODUCT_OPERATIONS, on all cores.
-
-    Threads of BLAS would wait actively after it, and slow down what is timed next.
-    """
+    """Compute a matrix product in single precision, of PRODUCT_OPERATIONS, on all cores."""
     matrix = _timed_matrix()
     run_on_all_cores(lambda rows: matrix[rows] @ matrix, split_evenly(len(matrix)))
 

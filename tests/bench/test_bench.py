@@ -45,8 +45,9 @@ def test_times_in_turns_are_those_of_one_speed(monkeypatch: pytest.MonkeyPatch) 
         now += seconds * slowness[len(calls) - 1]
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(timing, "PAUSE_SECONDS", 0)
     actions = partial(action, "ours", 3.0), partial(action, "theirs", 1.0)
-    assert timing.seconds_in_turns(actions, 3) == (6.0, 2.0)  # the fastest are 6 and 1
+    assert timing.seconds_in_turns(actions, 3) == [6.0, 2.0]  # the fastest are 6 and 1
     assert calls == ["ours", "theirs"] * 4
 
 
