@@ -98,7 +98,7 @@ class Backend:
         return to_host(array)
 
     def retain(self, array: Any) -> Any:
-        """Return an array that stays for long where it does not divide the memory of a GPU.
+        """Return an array that is to be cached, on a GPU as a copy in a memory pool of its own.
 
         Parameters
         ----------
@@ -108,7 +108,7 @@ class Backend:
         Returns
         -------
         ndarray
-            On a GPU a copy in memory that no temporary array is taken from, else the array itself.
+            On a GPU a copy, which does not fragment the pool of temporary arrays; else the array.
         """
         return self._device().retain(array) if self.on_gpu else array
 

@@ -114,7 +114,7 @@ class ChunkCache:
         return sum(other.nbytes for other in others) + state.nbytes <= self.device_bytes
 
     def _retain(self, array: Any, backend: Backend) -> Any:
-        """Return an array that leaves the memory of the GPU whole if it is to be filled."""
+        """Return an array that does not fragment the memory of the GPU, if that will be full."""
         return array if self.device_bytes is None else backend.retain(array)
 
     def _put_in_host(self, start: int, state: ChunkState, backend: Backend) -> None:

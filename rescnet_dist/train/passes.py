@@ -244,7 +244,7 @@ def grow_group(task: Task, group: Group, cache: ChunkCache | None = None) -> Che
             reader.cache_state(chunk, replace(new, features=grown.features))
             features = grown.features if feature_writer else None
             if not saver:
-                new = replace(new, maps=None)  # which the cache may keep elsewhere
+                new = replace(new, maps=None)  # the last reference, if the cache has a copy
             pending_write = partial(write, chunk, new, features)
             del grown, features, new  # the pending write holds the only references
             with meter.timing("write"):

@@ -25,6 +25,7 @@ ALIGNMENT_NUMBERS = 32  # sides of matrices are padded to a multiple of it for m
 # The pairs of parts, left and right, that are multiplied if matrices have 1 or 2 parts
 PRODUCT_PARTS = {1: ((0, 0),), 2: ((0, 0), (0, 1), (1, 0))}
 _matmul_precision: ContextVar[str] = ContextVar("matmul_precision", default="split")
+RETAINED_BYTES = 2**26  # of two arrays that stay: of fewer, free blocks are kept
 _RETAINED_POOL = cupy.cuda.MemoryPool()  # of arrays that stay
 
 
@@ -75,10 +76,13 @@ def retain(array: Array) -> Array:
     for is_last in (False, True):
         try:
             with cupy.cuda.using_allocator(_RETAINED_POOL.malloc):
-                return array.copy()
+                copy = array.copy()
+            if RETAINED_BYTES < 2 * array.nbytes < _RETAINED_POOL.free_bytes():
+                _RETAINED_POOL.free_all_blocks()  # blocks of another size, of an earlier layer
+            return copy
         except cupy.cuda.memory.OutOfMemoryError:
             if not is_last:
-                pool.free_all_blocks()  # a pool that has no memory frees its own blocks alone
+                pool.free_all_blocks()  # the other pool frees only its own blocks by itself
     return array
 
 
