@@ -25,6 +25,7 @@ from rescnet_dist.model.filters.pca import PCA
 from rescnet_dist.planning import Plan, Problem, make_plan, peak_memory
 from rescnet_dist.planning.choose import ADVISED_MEMORY_MARGIN
 from rescnet_dist.planning.requirements import (
+    FIRST_PASS_BYTES,
     GPU_MEMORY_MARGIN,
     bank_bytes,
     chunk_bytes,
@@ -138,8 +139,9 @@ FAST_CASES = ("small",)
 def test_peak_memory_of_workers_matches_the_plan(tmp_path: Path, case: str) -> None:
     """Peak resident memory is between half of the estimate and the estimate.
 
-    Pages of libraries that were mapped after the plan are not counted. How many of those in its
-    cache the kernel maps differs by 40 MiB for LLVM, and it takes them back if it needs memory.
+    The estimate allows for some pages of libraries that are mapped after the plan. How many of
+    those in its cache the kernel maps differs by 40 MiB for LLVM, and it takes them back if it
+    needs memory: more than half of the allowance are not counted.
     """
     spec, n, shape, dtype, run, threads = CASES[case]
     url = write_images(tmp_path, n, shape, dtype)
@@ -158,10 +160,10 @@ def test_peak_memory_of_workers_matches_the_plan(tmp_path: Path, case: str) -> N
         clf = ResCNetClassifier(spec, run=run, store=tmp_path / "run").fit(url)
         (peak,) = client.run(read_peak_rss).values()
         (files,) = client.run(read_file_rss).values()
-    mapped = max(0, files - files_before)
-    ratio = (peak - mapped) / planned.peak_memory
+    mapped = files - files_before
+    ratio = (peak - max(0, mapped - FIRST_PASS_BYTES // 2)) / planned.peak_memory
     print(
-        f"{case}: {peak / MIB:.0f}, {mapped / MIB:.0f} of them mapped files, of "
+        f"{case}: {peak / MIB:.0f}, {mapped / MIB:.0f} of them newly mapped files, of "
         f"{planned.peak_memory / MIB:.0f} MiB, {ratio:.2f}"
     )
     assert 0.5 <= ratio <= 1.0

@@ -11,11 +11,11 @@ import numpy as np
 from rescnet_dist.kernels.arrays import Array
 from rescnet_dist.kernels.cpu.jit import compile_kernel, compile_part
 from rescnet_dist.kernels.cpu.layout import write_line
-from rescnet_dist.kernels.cpu.registers import add_tile, split_vectors
+from rescnet_dist.kernels.cpu.registers import add_tile, part_vectors, split_vectors
 from rescnet_dist.kernels.cpu.vectors import LANES, MAX_VECTORS, TILE_ROWS
 
 BLOCK_PIXELS = 112  # whose products are summed at a time: their neighbors stay in the fastest cache
-LINE_PIXELS = 64  # the same of lines at the border, whose neighbors are far from each other
+BORDER_PIXELS = 64  # of lines at the border, whose neighbors take more of the cache
 SLACK = 64  # floats after the last pixel, which vectors and tiles that end there read, too
 CONVOLVE_SIGNATURE = (
     "void(float32[:,:,:,::1], float32[:,:,:,::1], int64[::1], float32[::1], float32[::1], int64, "
@@ -180,7 +180,7 @@ def sum_rectangles(
             if lines == 1 or length == 1:  # one line of pixels of each image: all images at a time
                 _add_blocks(
                     padded, 0, windows[index], image, channels if lines == 1 else line, m,
-                    lines * length, LINE_PIXELS, max_pixels, own_rows, sums[index], totals[index],
+                    lines * length, BORDER_PIXELS, max_pixels, own_rows, sums[index], totals[index],
                     pending, index,
                 )  # fmt: skip
     for index in range(count):
@@ -206,10 +206,10 @@ def _add_blocks(
 ) -> None:
     """Add the products of outer·inner pixels and their windows, `block` pixels at a time.
 
-    window (4,) are the places of the first pixel and of its window, behind `place`, the first float
-    of a window that is used, and the vectors that are.
+    window (4,) are the places of the first pixel and of its window, relative to `place`, the first
+    float of a window that is used, and the number of vectors that are.
     """
-    step = max(1, block // inner)
+    step = max(1, min(block, max_pixels) // inner)
     for y in range(0, outer, step):
         lines = min(step, outer - y)
         if pending[index] + lines * inner > max_pixels:
@@ -245,7 +245,7 @@ def _add_products(
     count = (vectors + MAX_VECTORS - 1) // MAX_VECTORS
     x = first
     for part in range(count):
-        width = (part + 1) * vectors // count - part * vectors // count
+        width = part_vectors(vectors, part, count)
         for a in range(0, len(sums), TILE_ROWS):
             add_tile(
                 padded, pixel + a, own_rows, 0, outer_step, inner_step,

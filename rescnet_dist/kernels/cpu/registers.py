@@ -16,7 +16,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from rescnet_dist.kernels.arrays import Array
-from rescnet_dist.kernels.cpu.jit import compile_kernel
+from rescnet_dist.kernels.cpu.jit import compile_kernel, compile_part
 from rescnet_dist.kernels.cpu.vectors import (
     LANES,
     MAX_VECTORS,
@@ -151,13 +151,19 @@ def _generate_tile(context: Any, builder: Any, signature: Any, values: Any, vect
 _add_1, _add_2, _add_3, _add_4 = (_make_tile(vectors) for vectors in range(1, 5))
 
 
+@compile_part
+def part_vectors(vectors: int, part: int, count: int) -> int:
+    """Return the vectors of one of `count` parts that are as even as possible."""
+    return (part + 1) * vectors // count - part * vectors // count
+
+
 @compile_kernel
 def split_vectors(vectors: int) -> Array:
     """Divide vectors evenly into parts of at most MAX_VECTORS; return the vectors of each."""
     count = (vectors + MAX_VECTORS - 1) // MAX_VECTORS
     parts = np.empty(count, np.int64)
     for part in range(count):
-        parts[part] = (part + 1) * vectors // count - part * vectors // count
+        parts[part] = part_vectors(vectors, part, count)
     return parts
 
 
