@@ -72,7 +72,7 @@ def test_tree_is_as_deep_and_moves_as_much_as_estimated(
         run_pass(rig_tasks.GROW, task, parts, plan, PassMonitor(task.run, client, bus))
     found = json.loads((tmp_path / "tree-1.json").read_text())
     placement = spread_groups(groups, workers, cached=True)
-    expected = merge_tree(plan, placement, rig_tasks.ACCUMULATOR_BYTES)
+    expected = merge_tree(plan, placement, *[rig_tasks.ACCUMULATOR_BYTES] * 2)
     assert found["folds"] == groups
     assert (found["depth"], found["moved_bytes"]) == (expected.depth, expected.network)
     assert expected.moved == workers - 1
