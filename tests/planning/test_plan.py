@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zarr
 from distributed import Client, LocalCluster
+from worker_memory import read_peak_memory
 
 import rescnet_dist as rd
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
@@ -25,7 +26,6 @@ from rescnet_dist.model.filters.pca import PCA
 from rescnet_dist.planning import Plan, Problem, make_plan, peak_memory
 from rescnet_dist.planning.choose import ADVISED_MEMORY_MARGIN
 from rescnet_dist.planning.requirements import (
-    FIRST_PASS_BYTES,
     GPU_MEMORY_MARGIN,
     bank_bytes,
     chunk_bytes,
@@ -53,22 +53,6 @@ def write_images(folder: Path, n: int, shape: tuple[int, int, int], dtype: str) 
         images[start:stop] = rng.integers(0, 255, (stop - start, *shape)).astype(dtype)
     group.create_array("labels", data=np.arange(n) % 10, chunks=(64,))
     return url
-
-
-def read_peak_rss() -> int:
-    """Return the peak resident bytes of this process; run on workers."""
-    return read_status("VmHWM")
-
-
-def read_file_rss() -> int:
-    """Return the resident bytes of files, as of libraries, in this process; run on workers."""
-    return read_status("RssFile")
-
-
-def read_status(name: str) -> int:
-    """Return the bytes of an entry of this process's status."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"{name}:\s+(\d+)", status)[1]) * 1024
 
 
 # Spec, number, shape and dtype of the images, run, and threads of the one worker.
@@ -137,12 +121,7 @@ FAST_CASES = ("small",)
     [case if case in FAST_CASES else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
 )
 def test_peak_memory_of_workers_matches_the_plan(tmp_path: Path, case: str) -> None:
-    """Peak resident memory is between half of the estimate and the estimate.
-
-    The estimate allows for some pages of libraries that are mapped after the plan. How many of
-    those in its cache the kernel maps differs by 40 MiB for LLVM, and it takes them back if it
-    needs memory: more than half of the allowance are not counted.
-    """
+    """Peak resident memory is between half of the estimate and the estimate."""
     spec, n, shape, dtype, run, threads = CASES[case]
     url = write_images(tmp_path, n, shape, dtype)
     with (
@@ -156,16 +135,10 @@ def test_peak_memory_of_workers_matches_the_plan(tmp_path: Path, case: str) -> N
         Client(cluster) as client,
     ):
         planned = rd.plan(url, spec=spec, run=run, measure=False)
-        (files_before,) = client.run(read_file_rss).values()
         clf = ResCNetClassifier(spec, run=run, store=tmp_path / "run").fit(url)
-        (peak,) = client.run(read_peak_rss).values()
-        (files,) = client.run(read_file_rss).values()
-    mapped = files - files_before
-    ratio = (peak - max(0, mapped - FIRST_PASS_BYTES // 2)) / planned.peak_memory
-    print(
-        f"{case}: {peak / MIB:.0f}, {mapped / MIB:.0f} of them newly mapped files, of "
-        f"{planned.peak_memory / MIB:.0f} MiB, {ratio:.2f}"
-    )
+        (peak,) = read_peak_memory(client)
+    ratio = peak / planned.peak_memory
+    print(f"{case}: {peak / MIB:.0f} of {planned.peak_memory / MIB:.0f} MiB, {ratio:.2f}")
     assert 0.5 <= ratio <= 1.0
     assert clf.network_.architecture.feature_count(1) == planned.features
     assert RunStore.open(tmp_path / "run").attributes()["plan"] == planned.plan.to_dict()
@@ -342,7 +315,7 @@ def test_small_memory_limit_gives_tiles_and_the_same_result(
     features = tiled.network_.layers[0].head.arrays["weights"].shape[2]
     assert 4 * features**2 > 100 * MIB
     assert features > 2 * plan["tile_features"]
-    assert max(small_workers.run(read_peak_rss).values()) < 736 * MIB
+    assert max(read_peak_memory(small_workers)) < 736 * MIB
     assert not (tmp_path / "tiled" / "work").exists()
     one_piece = RunSpec(
         chunk_images=plan["chunk_images"], accumulators=plan["accumulators"], solve_threads=1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import zarr
 from distributed import Client, LocalCluster
+from worker_memory import read_peak_memory
 
 import rescnet_dist as rd
 from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec
@@ -58,13 +58,6 @@ class Outcome:
     accuracy: float
 
 
-def get_peak_memory() -> int:
-    """Return the peak resident bytes of this process; runs on workers."""
-    found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) * 1024
-
-
 def get_spilled_bytes(dask_worker: Any) -> float:
     """Return the bytes that a worker has spilled to disk so far."""
     metrics = dask_worker.data.cumulative_metrics
@@ -94,7 +87,7 @@ def train_with_limit(
         planned = rd.plan(url, spec=spec, run=run, augment=augment, measure=False).peak_memory
         clf = ResCNetClassifier(spec, store=folder / "run", run=run, augment=augment).fit(url)
         outcome = Outcome(
-            peaks=sorted(client.run(get_peak_memory).values()),
+            peaks=sorted(read_peak_memory(client)),
             planned=planned,
             spilled=sum(client.run(get_spilled_bytes).values()),
             survived=sorted(client.run(os.getpid).values()) == before,
