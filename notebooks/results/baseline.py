@@ -83,6 +83,7 @@ def build(settings: Baseline, channels: int, classes: int) -> Any:
 
         def __init__(self, inputs: int, maps: int, stride: int) -> None:
             super().__init__()
+            self.stride = stride
             self.body = nn.Sequential(
                 nn.Conv2d(inputs, maps, 3, stride, 1, bias=False),
                 nn.BatchNorm2d(maps),
@@ -93,13 +94,14 @@ def build(settings: Baseline, channels: int, classes: int) -> Any:
             self.shortcut = (
                 nn.Identity()
                 if inputs == maps and stride == 1
-                else nn.Sequential(
-                    nn.Conv2d(inputs, maps, 1, stride, bias=False), nn.BatchNorm2d(maps)
-                )
+                else nn.Sequential(nn.Conv2d(inputs, maps, 1, bias=False), nn.BatchNorm2d(maps))
             )
 
         def forward(self, x: Any) -> Any:
-            return nn.functional.relu(self.body(x) + self.shortcut(x))
+            # Not a 1×1 convolution with this stride: its gradient with few maps writes past a
+            # buffer on a CPU with AVX-512 (oneDNN 3.12 in PyTorch 2.13).
+            shortcut = self.shortcut(x[:, :, :: self.stride, :: self.stride])
+            return nn.functional.relu(self.body(x) + shortcut)
 
     width = settings.width
     layers = [
