@@ -98,8 +98,8 @@ def build(settings: Baseline, channels: int, classes: int) -> Any:
             )
 
         def forward(self, x: Any) -> Any:
-            # Not a 1×1 convolution with this stride: its gradient with few maps writes past a
-            # buffer on a CPU with AVX-512 (oneDNN 3.12 in PyTorch 2.13).
+            # Not a 1×1 convolution with this stride: for few maps with channels last, its
+            # gradient writes past a buffer on a CPU with AVX-512 (oneDNN 3.12, PyTorch 2.13).
             shortcut = self.shortcut(x[:, :, :: self.stride, :: self.stride])
             return nn.functional.relu(self.body(x) + shortcut)
 
