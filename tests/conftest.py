@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -76,14 +77,29 @@ def client(threads_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cl
 LONGEST = ("train", "chaos", "deploy", "store", "dashboard")  # folders of tests
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the commands of the README first, then the folders whose files take longest.
 
     A file runs in one process. If a long one started last, the other processes would be idle.
     """
+    mark_cases_as_slow(items)
     items.sort(
         key=lambda item: (item.path.name != "test_readme.py", item.path.parent.name not in LONGEST)
     )
+
+
+def mark_cases_as_slow(items: list[pytest.Item]) -> None:
+    """Leave every n-th of the cases of a test with the marker `sampled(n)`; others are slow."""
+    seen = Counter[str]()
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is None or item.get_closest_marker("slow"):
+            continue
+        test = item.nodeid.partition("[")[0]
+        if seen[test] % marker.args[0]:
+            item.add_marker("slow")
+        seen[test] += 1
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

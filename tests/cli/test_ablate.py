@@ -92,6 +92,7 @@ def read_files(store: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files if path.parent.name != "claims"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("keep_maps", ["all", "none"])
 def test_shared_networks_stay_as_they_are(client: Client, tmp_path: Path, keep_maps: str) -> None:
     """Another ablation changes nothing in the store of a finished run, whatever it keeps itself."""

@@ -82,6 +82,7 @@ def test_workers_that_are_lost_before_they_are_prepared(
         _prepare_workers(client, Backend())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_replaced", [True, False], ids=["replaced", "not replaced"])
 def test_workers_that_are_lost_while_they_are_prepared(
     is_replaced: bool, started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

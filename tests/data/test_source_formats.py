@@ -19,6 +19,7 @@ from source_files import COLOR, GRAY, LABELS, TEST, TRAIN, make_idx, make_npy, w
 import rescnet_dist as rd
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_read_from_disk(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources are read lazily, whole and in part, also in several blocks."""
@@ -47,6 +48,7 @@ def test_read_from_memory(name: str, memory_url: str) -> None:
     check_source(f"{memory_url}/{case.url}", case)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [

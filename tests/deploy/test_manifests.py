@@ -90,6 +90,7 @@ FOLDERS = [
 # schemas ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", RENDERS)
 def test_renders_are_valid(rendered: dict[str, list[dict[str, Any]]], name: str) -> None:
     """By the schemas of Kubernetes and of the operator's CRDs, without unknown fields."""
@@ -106,6 +107,7 @@ def test_base_files_are_valid(path: Path) -> None:
             check(document)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_kustomize_builds_valid_manifests(folder: str) -> None:
     """Each base and overlay."""
@@ -115,6 +117,7 @@ def test_kustomize_builds_valid_manifests(folder: str) -> None:
         check(document)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "path", "value"),
     [
@@ -198,6 +201,7 @@ def test_tree_is_up_to_date(tmp_path: Path) -> None:
     assert files(TREE) == files(tmp_path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("overlay", TREE_OVERLAYS)
 @pytest.mark.parametrize("kind", ["job", "cluster"])
 def test_kustomize_and_render_agree(overlay: str, kind: str) -> None:
@@ -222,6 +226,7 @@ def test_overlay_does_not_change_its_input() -> None:
     assert (resources["requests"]["cpu"], resources["limits"]["cpu"]) == ("100m", "1")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["job", "cluster"])
 @pytest.mark.parametrize("overlays", [("cloud-spot", "gpu"), ("gpu", "cloud-spot", "gpu")])
 def test_overlays_combine(kind: str, overlays: tuple[str, ...]) -> None:

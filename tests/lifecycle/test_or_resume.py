@@ -233,6 +233,7 @@ def test_empty_folders_of_an_object_store_are_no_run(
 LATE_CHUNKS = ["data/labels/c/0", "work/features/c/0/3", "maps/0001/c/12/0/0/0"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("or_resume", [True, False], ids=["or resume", "new"])
 @pytest.mark.parametrize("path", [*LATE_CHUNKS, f"data/train/c/0.{'1f' * 16}.partial"])
 def test_chunks_of_a_removed_run_are_removed(

@@ -52,6 +52,7 @@ def train(
     return clf.fit(X, Y)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("dtype", "copies"), [("float16", 0), ("float32", 2)])
 def test_predictions_are_the_scores_of_training(
     client: Client, tmp_path: Path, dtype: str, copies: int
@@ -92,6 +93,7 @@ def test_predictions_do_not_depend_on_memory(
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("saved", "thread_counts"), [(False, (2, 100)), (True, (5,))], ids=["run", "saved"]
 )

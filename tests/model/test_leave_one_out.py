@@ -61,6 +61,7 @@ def test_training_accuracy_estimates_that_on_other_images(
     assert honest.score(X, Y) > accuracy + 0.05
 
 
+@pytest.mark.sampled(2)
 def test_scores_in_memory_and_from_the_store_are_the_same(
     client: Client, tmp_path: Path, spec: NetworkSpec
 ) -> None:
@@ -73,6 +74,7 @@ def test_scores_in_memory_and_from_the_store_are_the_same(
     assert np.array_equal(loaded.decision_function(X), stored.decision_function(X))
 
 
+@pytest.mark.sampled(2)
 def test_resumed_run_equals_one_of_a_single_command(
     client: Client, tmp_path: Path, spec: NetworkSpec
 ) -> None:
@@ -85,6 +87,7 @@ def test_resumed_run_equals_one_of_a_single_command(
     assert np.array_equal(parts.decision_function(X), whole.decision_function(X))
 
 
+@pytest.mark.sampled(2)
 def test_saved_network_has_no_random_signs(
     client: Client, tmp_path: Path, spec: NetworkSpec
 ) -> None:
@@ -101,6 +104,7 @@ def test_saved_network_has_no_random_signs(
     assert sizes[0] < 1.1 * sizes[1] + 5000
 
 
+@pytest.mark.sampled(2)
 def test_predictions_read_no_random_signs(
     client: Client, tmp_path: Path, spec: NetworkSpec
 ) -> None:
@@ -120,6 +124,7 @@ def test_predictions_read_no_random_signs(
         ResCNetClassifier.resume(tmp_path / "run", max_layers=3)
 
 
+@pytest.mark.sampled(2)
 def test_copies_are_left_out_with_their_original(
     client: Client, tmp_path: Path, spec: NetworkSpec
 ) -> None:

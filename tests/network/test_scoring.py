@@ -195,6 +195,7 @@ def test_graphs_of_a_stored_network_have_no_task_in_common(saved: Path) -> None:
     assert not keys[0] & keys[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("head", ["classify", "leave-one-out", "kernel-ridge"])
 def test_only_heads_that_compare_images_load_scipy(
     client: Client, tmp_path: Path, head: str

@@ -208,6 +208,7 @@ def wait_for_bucket(url: str) -> None:
             time.sleep(0.1)
 
 
+@pytest.mark.sampled(2)
 def test_killed_server_is_waited_for(
     object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +262,7 @@ FAULTS: dict[str, tuple[int, str, type[StoreError]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_have_one_class_of_error(
     fault: str, s3_proxy: S3Proxy, object_store: str, monkeypatch: pytest.MonkeyPatch

@@ -68,6 +68,7 @@ def test_every_task_that_stores_an_iterate_reports_retries(
 # agreement with the exact solver ----------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("head", "ridge"),
     [
@@ -168,6 +169,7 @@ def test_features_in_memory_are_not_read(
         assert_same_bits(read_model(tmp_path / f"run-{is_kept}"), short_model)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "number", "is_done", "maps"),
     [

@@ -92,6 +92,7 @@ def test_resume_from_last_checkpoint(
     assert first.observed.read >= 240 * 14 * 14 * 4 * 4  # the checkpoint
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", ["none", "a chunk", "all maps"])
 def test_lost_checkpoint_is_recomputed_from_images(
     client: Client, tmp_path: Path, reference_weights: list[Any], damage: str
@@ -259,6 +260,7 @@ def test_resume_stores_last_maps_of_run_stopped_before(
         ResCNetClassifier.resume(tmp_path / "run")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("outcome", ["done", "stopped", "failed"])
 def test_caches_are_freed_at_end_of_run(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str

@@ -37,6 +37,7 @@ from rescnet_dist.store import RunStore
 from rescnet_dist.train import loop, verify_run
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("maps", "layers"),
     [pytest.param("memory", 5, marks=pytest.mark.slow), ("memory", 6), ("store", 5)],
@@ -118,6 +119,7 @@ def test_run_with_further_layers_is_not_done(client: Client, tmp_path: Path) -> 
     assert describe_run(tmp_path / "run")["reason"] == "max_layers=4 reached"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("maps", ["store", "memory"])
 def test_maps_option_can_change_on_resume(
     client: Client, tmp_path: Path, reference_weights: list[Any], maps: str

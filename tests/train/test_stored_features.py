@@ -51,6 +51,7 @@ def change_tier(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     monkeypatch.setattr(loop, "choose_tier", lambda *a: replace(choose_tier(*a), **changes))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kept", [True, False], ids=["in memory", "no room"])
 @pytest.mark.parametrize(
     "run",
@@ -111,6 +112,7 @@ def test_random_signs_of_leave_one_out_use_them(
     assert is_same(once, read_weights(tmp_path / "resumed"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("option", ["store_dtype", "feature_dtype"])
 def test_half_precision_has_features_of_the_same_bits(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
@@ -132,6 +134,7 @@ def test_half_precision_has_features_of_the_same_bits(
     assert is_same(read_weights(tmp_path / "once"), read_weights(tmp_path / "twice"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("options", "run"),
     [
