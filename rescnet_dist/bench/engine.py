@@ -178,7 +178,7 @@ def depth(quick: bool) -> list[Result]:
     lines = list[tuple[float, float]]()
     for _ in range(tries):
         seconds = layer_seconds(available_cores(), 80 if quick else 2000, spec)[early - 1 :]
-        slope, intercept, *_ = theilslopes(seconds, layers)
+        slope, intercept, *_ = map(float, theilslopes(seconds, layers))
         lines.append((intercept + slope * early, intercept + slope * late))
     first, last = sorted(lines, key=lambda line: line[1] / line[0])[tries // 2]
     name = f"layer {late}, relative to layer {early}"

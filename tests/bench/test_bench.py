@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from rescnet_dist.bench import CASES, Result, compare_results, draw_chart, timing
+from rescnet_dist.bench import CASES, Result, compare_results, draw_chart, engine, timing
 from rescnet_dist.cli import main
 from rescnet_dist.kernels import Backend
 
@@ -103,9 +103,20 @@ def test_chart_in_missing_folder_fails(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_cases_run(name: str) -> None:
-    """They start clusters and processes."""
-    assert "ours" in run("--quick", name)
+def test_other_cases_run(name: str, tmp_path: Path) -> None:
+    """They start clusters and processes, and their results can be written."""
+    output = tmp_path / "bench.json"
+    assert "ours" in run("--quick", name, "-o", output)
+    assert json.loads(output.read_text())["results"]
+
+
+def test_depth_is_the_slope_of_a_robust_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow layer hardly changes it, and the result can be written."""
+    seconds = [0.5 + 0.01 * layer for layer in range(1, 9)]
+    monkeypatch.setattr(engine, "layer_seconds", lambda *_: seconds[:5] + [3.0] + seconds[6:])
+    (result,) = engine.depth(quick=True)
+    assert result.ratio == pytest.approx(seconds[7] / seconds[3], rel=0.01)
+    assert json.loads(json.dumps(result.to_dict()))["passes"] is True
 
 
 @pytest.mark.gpu
