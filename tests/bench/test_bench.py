@@ -113,7 +113,7 @@ def test_other_cases_run(name: str, tmp_path: Path) -> None:
 def test_depth_is_the_slope_of_a_robust_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow layer hardly changes it, and the result can be written."""
     seconds = [0.5 + 0.01 * layer for layer in range(1, 9)]
-    monkeypatch.setattr(engine, "layer_seconds", lambda *_: seconds[:5] + [3.0] + seconds[6:])
+    monkeypatch.setattr(engine, "layer_seconds", lambda *_: [*seconds[:5], 3.0, *seconds[6:]])
     (result,) = engine.depth(quick=True)
     assert result.ratio == pytest.approx(seconds[7] / seconds[3], rel=0.01)
     assert json.loads(json.dumps(result.to_dict()))["passes"] is True

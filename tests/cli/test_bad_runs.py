@@ -565,7 +565,7 @@ def process_cluster() -> Any:
         yield cluster
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("damage", "arguments", "fragments"), CASES.values(), ids=CASES.keys())
 def test_bad_input_is_an_error_and_changes_no_file(
     location: Path,

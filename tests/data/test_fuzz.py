@@ -323,7 +323,7 @@ def test_undamaged_data_sets_are_read(name: str, tmp_path: Path) -> None:
     assert read_dataset(write_files(tmp_path, FORMATS[name](identity, identity))) == "read"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "decoder"),
     [*((name, "imagecodecs") for name in FORMATS), *((name, "pillow") for name in PNG_FORMATS)],
@@ -385,7 +385,7 @@ def test_decoders_agree_on_damaged_files(count: int) -> None:
     assert outcomes[bytes] > fast > count / 50
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "decoder"),
     [

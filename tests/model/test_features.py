@@ -50,6 +50,7 @@ def test_features_of_several_extractors_are_concatenated(client: Client, tmp_pat
     assert (features[:, :second] < 0).any()  # correlations
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("run", [RunSpec(), RunSpec(tile_features=60, maps="store")])
 def test_integer_features_train_like_floats(
     run: RunSpec, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

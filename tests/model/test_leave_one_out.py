@@ -47,6 +47,7 @@ def train(folder: Path, spec: NetworkSpec, **run: object) -> ResCNetClassifier:
     return ResCNetClassifier(spec, run=options, store=folder, random_state=0).fit(X, Y)
 
 
+@pytest.mark.sampled(2)
 def test_training_accuracy_estimates_that_on_other_images(
     client: Client, tmp_path: Path, spec: NetworkSpec
 ) -> None:
@@ -150,6 +151,7 @@ def test_copies_are_left_out_with_their_original(
     assert gap["loo"] < 0 < 0.04 < gap["fitted"]
 
 
+@pytest.mark.sampled(2)
 def test_no_share_of_the_leverage_fits_all_images(
     client: Client, tmp_path: Path, spec: NetworkSpec
 ) -> None:

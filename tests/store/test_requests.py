@@ -56,6 +56,7 @@ def count_layers(
     return counts
 
 
+@pytest.mark.sampled(2)
 def test_layer_makes_few_requests(
     s3_proxy: S3Proxy, object_store: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

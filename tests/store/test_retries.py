@@ -224,6 +224,7 @@ OPERATIONS: dict[str, tuple[Callable[[RunStore], Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("action", "expected"),
     [

@@ -152,7 +152,7 @@ def assert_near(found: np.ndarray, expected: np.ndarray, name: str) -> None:
     assert error <= 1e-4 * largest, f"{name}: {error:.2e} of {largest:.2e}"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("case", "head"), RUNS, ids=str)
 def test_run_equals_oracle(case, head, tmp_path, client):
     """Every number of every layer agrees, and so do the scores, accuracies and the depth."""

@@ -138,6 +138,7 @@ def resume_and_compare(run: Path, undamaged: Path) -> list[ChunkRebuilt]:
     return [event for event in events if isinstance(event, ChunkRebuilt)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "damage"), damages("maps/0002", "scores/0002"))
 def test_damaged_chunk_is_named_and_rebuilt(
     run: Path, client: Client, undamaged: Path, name: str, damage: Callable[[Path], None]
