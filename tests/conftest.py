@@ -90,14 +90,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def mark_cases_as_slow(items: list[pytest.Item]) -> None:
-    """Leave every n-th of the cases of a test with the marker `sampled(n)`; others are slow."""
+    """Leave every n-th case of a test with the marker `sampled(n, first)`; the others are slow."""
     seen = Counter[str]()
     for item in items:
         marker = item.get_closest_marker("sampled")
         if marker is None or item.get_closest_marker("slow"):
             continue
         test = item.nodeid.partition("[")[0]
-        if seen[test] % marker.args[0]:
+        n, first = marker.args[0], marker.kwargs.get("first", 0)
+        if seen[test] % n != first:
             item.add_marker("slow")
         seen[test] += 1
 

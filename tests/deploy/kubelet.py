@@ -32,6 +32,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from distributed.security import Security
+from peak_memory import read_peak_memory
 
 from rescnet_dist.cli import main
 
@@ -123,7 +124,7 @@ class Pod:
             self._start()
             assert self.process
             while self.process.poll() is None:
-                self.peak = max(self.peak, resident_peak(self.process.pid))
+                self.peak = max(self.peak, read_peak_memory(self.process.pid))
                 time.sleep(POLL_SECONDS)
             self.exits.append(self.process.returncode)
             if policy == "Never" or (policy == "OnFailure" and self.exits[-1] == 0):
@@ -455,16 +456,6 @@ def find_program(command: list[str], environment: Mapping[str, str]) -> list[str
 def die_with_parent() -> None:
     """Have this process killed when its parent thread ends, as when a test is killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, of Linux
-
-
-def resident_peak(pid: int) -> int:
-    """Return the peak resident bytes of a running process, 0 if it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    line = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    return int(line[1]) * 1024 if line else 0
 
 
 def find_network() -> str:

@@ -62,7 +62,7 @@ def test_training_accuracy_estimates_that_on_other_images(
     assert honest.score(X, Y) > accuracy + 0.05
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, first=1)
 def test_scores_in_memory_and_from_the_store_are_the_same(
     client: Client, tmp_path: Path, spec: NetworkSpec
 ) -> None:
@@ -88,7 +88,7 @@ def test_resumed_run_equals_one_of_a_single_command(
     assert np.array_equal(parts.decision_function(X), whole.decision_function(X))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, first=1)
 def test_saved_network_has_no_random_signs(
     client: Client, tmp_path: Path, spec: NetworkSpec
 ) -> None:
@@ -125,7 +125,7 @@ def test_predictions_read_no_random_signs(
         ResCNetClassifier.resume(tmp_path / "run", max_layers=3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, first=1)
 def test_copies_are_left_out_with_their_original(
     client: Client, tmp_path: Path, spec: NetworkSpec
 ) -> None:
@@ -151,7 +151,7 @@ def test_copies_are_left_out_with_their_original(
     assert gap["loo"] < 0 < 0.04 < gap["fitted"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, first=1)
 def test_no_share_of_the_leverage_fits_all_images(
     client: Client, tmp_path: Path, spec: NetworkSpec
 ) -> None:

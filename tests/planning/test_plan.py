@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 from distributed import Client, LocalCluster
-from worker_memory import read_peak_memory
+from peak_memory import read_peak_memory_of_workers
 
 import rescnet_dist as rd
 from rescnet_dist import NetworkSpec, ResCNetClassifier, RunSpec, load_digits
@@ -136,7 +136,7 @@ def test_peak_memory_of_workers_matches_the_plan(tmp_path: Path, case: str) -> N
     ):
         planned = rd.plan(url, spec=spec, run=run, measure=False)
         clf = ResCNetClassifier(spec, run=run, store=tmp_path / "run").fit(url)
-        (peak,) = read_peak_memory(client)
+        (peak,) = read_peak_memory_of_workers(client)
     ratio = peak / planned.peak_memory
     print(f"{case}: {peak / MIB:.0f} of {planned.peak_memory / MIB:.0f} MiB, {ratio:.2f}")
     assert 0.5 <= ratio <= 1.0
@@ -315,7 +315,7 @@ def test_small_memory_limit_gives_tiles_and_the_same_result(
     features = tiled.network_.layers[0].head.arrays["weights"].shape[2]
     assert 4 * features**2 > 100 * MIB
     assert features > 2 * plan["tile_features"]
-    assert max(read_peak_memory(small_workers)) < 736 * MIB
+    assert max(read_peak_memory_of_workers(small_workers)) < 736 * MIB
     assert not (tmp_path / "tiled" / "work").exists()
     one_piece = RunSpec(
         chunk_images=plan["chunk_images"], accumulators=plan["accumulators"], solve_threads=1

@@ -208,7 +208,7 @@ def wait_for_bucket(url: str) -> None:
             time.sleep(0.1)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, first=1)
 def test_killed_server_is_waited_for(
     object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,14 +224,8 @@ OPERATIONS: dict[str, tuple[Callable[[RunStore], Any], Any]] = {
 }
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    ("action", "expected"),
-    [
-        pytest.param(*values, id=name, marks=[pytest.mark.slow] * (number % 2))
-        for number, (name, values) in enumerate(OPERATIONS.items())
-    ],
-)
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("action", "expected"), OPERATIONS.values(), ids=OPERATIONS.keys())
 def test_operations_survive_transient_errors(
     any_store: FailingStore | FailingServer, action: Callable[[RunStore], Any], expected: Any
 ) -> None:

@@ -29,7 +29,7 @@ SPEC = NetworkSpec.preset("digits").replace(
 RUN = RunSpec(chunk_images=40, accumulators=2, solve_threads=1, validation=0.2)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, first=1)
 def test_run_on_s3_equals_run_on_disk(
     s3: None, object_store: str, client: Client, tmp_path: Path
 ) -> None:

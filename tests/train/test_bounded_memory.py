@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 from distributed import Client, LocalCluster
-from worker_memory import read_peak_memory
+from peak_memory import read_peak_memory_of_workers
 
 import rescnet_dist as rd
 from rescnet_dist import AugmentSpec, NetworkSpec, ResCNetClassifier, RunSpec
@@ -87,7 +87,7 @@ def train_with_limit(
         planned = rd.plan(url, spec=spec, run=run, augment=augment, measure=False).peak_memory
         clf = ResCNetClassifier(spec, store=folder / "run", run=run, augment=augment).fit(url)
         outcome = Outcome(
-            peaks=sorted(read_peak_memory(client)),
+            peaks=sorted(read_peak_memory_of_workers(client)),
             planned=planned,
             spilled=sum(client.run(get_spilled_bytes).values()),
             survived=sorted(client.run(os.getpid).values()) == before,
